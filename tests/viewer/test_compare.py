@@ -269,6 +269,39 @@ def test_the_counterpart_of_a_pair_is_marked_on_the_other_map(open_map):
         assert above["y"] + above["height"] <= plot["y"]
 
 
+def test_a_swap_keeps_the_pair_or_says_which_other_it_takes(open_map):
+    """By position, query 16 of one text would be none of the other's."""
+    place = "L0H0&compare=side&other=L0H0@1&query=16&key=12"
+    page = open_map(resting(TIRED), resting(SOFT), hash=place)
+    page.page.get_by_role("button", name="Swap both heads").click()
+    assert page.readout("query 15 «.» → key 12 «was»")
+    assert (page.selection()["query"], page.selection()["key"]) == ("15", "12")
+    page.show(place.replace("query=16", "query=14"))
+    page.page.get_by_role("button", name="Swap both heads").click()
+    assert page.readout("query 15 «.» → key 12")
+
+
+def test_a_head_to_compare_with_that_is_not_there_is_replaced_by_one_that_is(open_map, text):
+    page = open_map(text, hash="L0H2&compare=difference&other=L7H9&zoom=2")
+    assert page.selection()["other"] == "L0H0"
+    assert_differs(page, log_weights(text, 2), log_weights(text, 0))
+    page.show("L0H1&compare=side&other=nothing&zoom=2")
+    assert page.selection()["other"] == "L0H2"
+    assert page.page.locator(".regard-map-title").nth(1).inner_text() == "L0H2"
+
+
+def test_what_has_no_counterpart_is_not_said_to_be_masked(open_map):
+    page = open_map(resting(TIRED), resting(SOFT), hash=COMPARED)
+    page.page.mouse.move(*page.place(14, 0))
+    page.page.locator(".regard-map-point", has_text="no counterpart").wait_for()
+
+
+def test_texts_without_a_counterpart_are_not_said_to_be_equal(open_map):
+    others = [f" x{n}" for n in range(9)]
+    page = open_map(resting(TIRED), resting(others), hash=COMPARED)
+    page.page.locator(".regard-pairs", has_text="no pair has a counterpart").wait_for()
+
+
 def test_the_controls_take_one_row(open_map):
     for way in ("", "&compare=side&other=L0H0@1", "&compare=difference&other=L0H0@1"):
         page = open_map(resting(TIRED), resting(SOFT), hash=f"L0H0{way}").page

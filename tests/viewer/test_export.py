@@ -1,6 +1,7 @@
 """One HTML file that needs no server, no network and no trust in its tokens."""
 
 import base64
+import math
 import re
 from posixpath import join, normpath
 
@@ -217,6 +218,21 @@ class TestFile:
         export(recording(), path, other=recording(), names=["before", "<after>"])
         assert "<title>before and &lt;after&gt;</title>" in path.read_text("utf-8")
 
+    @pytest.mark.parametrize("limit", [float("nan"), 0, -1, -math.inf])
+    def test_a_limit_that_is_none_is_refused(self, tmp_path, limit):
+        with pytest.raises(ValueError, match=f"limit_bytes is {limit}; a number of bytes above 0"):
+            recording().export(tmp_path / "page.html", limit_bytes=limit)
+        assert not (tmp_path / "page.html").exists()
+
+    @pytest.mark.parametrize("limit", [True, "64e6", None])
+    def test_a_limit_that_is_no_number_is_refused(self, tmp_path, limit):
+        with pytest.raises(TypeError, match=f"limit_bytes is {limit!r}; a number of bytes"):
+            recording().export(tmp_path / "page.html", limit_bytes=limit)
+
+    def test_a_limit_may_be_infinite(self, tmp_path):
+        recording().export(tmp_path / "page.html", limit_bytes=math.inf)
+        assert (tmp_path / "page.html").exists()
+
     def test_its_size_follows_the_tokens_and_not_their_square(self, tmp_path):
         sizes = []
         for tokens in (1000, 2000, 4000):
@@ -265,7 +281,11 @@ class TestFile:
             ([2], IndexError, "export: layers has 2; there are 2, 0 to 1."),
             ([-1], IndexError, "export: layers has -1; there are 2, 0 to 1."),
             ([], ValueError, "export: layers is empty; name at least one"),
-            (["0"], TypeError, "cannot be interpreted as an integer"),
+            (["0"], TypeError, "export: layers has '0'; the number of a layer is an int."),
+            ([True], TypeError, "export: layers has True; the number of a layer is an int."),
+            ([0.0], TypeError, "export: layers has 0.0; the number of a layer is an int."),
+            ("0", TypeError, "export: layers is '0'; a list of numbers is needed, as in [0, 5]."),
+            (0, TypeError, "export: layers is 0; a list of numbers is needed, as in [0, 5]."),
         ],
     )
     def test_layers_that_are_not_there_are_refused(self, tmp_path, layers, error, text):

@@ -81,6 +81,18 @@ def test_who_does_not_know_the_token_sees_nothing(address):
         assert token not in found.sentence
 
 
+@pytest.mark.parametrize("port", [-1, 65536, 70000, 2**80])
+def test_a_port_that_is_none_is_refused(recording, port):
+    with pytest.raises(ValueError, match=f"port is {port}; 0 to 65535 is needed, where 0 takes"):
+        view(recording, open_browser=False, port=port)
+
+
+@pytest.mark.parametrize("port", [True, 80.0, float("nan"), "80", None])
+def test_a_port_that_is_no_int_is_refused(recording, port):
+    with pytest.raises(TypeError, match=f"port is {port!r}; an int from 0 to 65535 is needed"):
+        view(recording, open_browser=False, port=port)
+
+
 def test_every_viewer_has_a_token_and_a_port_of_its_own(recording):
     with view(recording, open_browser=False) as one, view(recording, open_browser=False) as two:
         paths = {urlsplit(viewer.address).path for viewer in (one, two)}

@@ -59,21 +59,25 @@ def broken():
 
 
 def test_a_mean_with_a_weight_that_is_no_number_is_none():
-    """At the keys that the query sees, however its neighbours are asked for."""
+    """At the keys that the query sees, however its neighbours are asked for; others are masked."""
     recording = broken()
     for asked in ("head=1&queries=2-6", "head=1&queries=2-4,5-6", "heads=0,1&queries=2-3,3-6"):
         row = floats(recording, "row", asked)
-        assert np.isnan(row).tolist() == [True] * 4 + [False] * 2 + [True] * 2, asked
+        assert np.isinf(row).tolist() == [True] * 4 + [False] * 4, asked
+        assert np.isnan(row).tolist() == [False] * 6 + [True] * 2, asked
     hidden = "heads=0,1,3&queries=2-3,4-6", "head=0&queries=2-6"
-    assert not any(np.isnan(floats(recording, "row", asked)[:6]).any() for asked in hidden)
-    assert np.isnan(floats(recording, "row", "heads=0,1,3&query=3")).all()
+    assert all(np.isfinite(floats(recording, "row", asked)[:6]).all() for asked in hidden)
+    row = floats(recording, "row", "heads=0,1,3&query=3")
+    assert np.isinf(row).tolist() == [True] * 4 + [False] * 4
     column = floats(recording, "column", "heads=0,1,3&key=2")
-    assert np.isnan(column).tolist() == [True, True, False, True] + [False] * 4
+    assert np.isinf(column).tolist() == [n == 3 for n in range(8)]
+    assert np.isnan(column).tolist() == [n < 2 for n in range(8)]
     at = "heads=0,1&row=0&column=0&plane"
     for plane in ("max", "mass"):
         tile = floats(recording, "tile", f"{at}={plane}&level=1").reshape(256, 256)[:4, :4]
-        exact = [[row == 1 or row < column for column in range(4)] for row in range(4)]
-        assert np.isnan(tile).tolist() == exact
+        lost = [[row == 1 and column <= row for column in range(4)] for row in range(4)]
+        assert np.isinf(tile).tolist() == lost
+        assert np.isnan(tile).tolist() == (np.tri(4) == 0).tolist()
 
 
 @pytest.mark.parametrize("mask", [None, np.tri(12) > 0], ids=["causal", "mask"])

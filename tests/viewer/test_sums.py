@@ -139,3 +139,6 @@ def test_the_pointer_reads_a_sum(open_map, recording):
 def test_a_difference_has_no_sums(open_map, recording):
     page = open_map(recording, hash="L0H1&query=5&key=3&sums=shown&compare=difference&other=L0H2")
     assert not bars(saved(page.page, "SVG drawing")[0])
+    button = page.page.get_by_role("button", name="sums", exact=True)
+    assert button.is_disabled()
+    assert button.get_attribute("title") == "Sums are those of one head"

@@ -53,7 +53,8 @@ def view(
         Python, it closes by itself.
 
     Raises:
-        ValueError: a recording without queries.
+        TypeError: no recording, or a port that is no int.
+        ValueError: a recording without queries, or a port above 65535 or below 0.
         OSError: the port is taken.
     """
     from regard.viewer._server import Viewer
@@ -88,7 +89,7 @@ def view_texts(
         The viewer, as ``view`` does.
 
     Raises:
-        ValueError: ``text`` is longer than the input can hold.
+        ValueError: ``text`` is longer than the input can hold, or a port above 65535 or below 0.
         OSError: the port is taken.
     """
     from regard.viewer._readings import MAX_CHARACTERS, Readings, reader_of

@@ -14,7 +14,9 @@ import numpy as np
 
 from regard._base.arrays import to_numpy
 from regard._weights.attention_weights import AttentionWeights
+from regard._weights.origin import seen_of
 from regard._weights.reductions import Links
+from regard.viewer._lost import lost_queries
 
 if TYPE_CHECKING:
     from regard._base.types import Float, Int, PoolHow
@@ -28,6 +30,8 @@ BLOCK_WEIGHTS = 2**21  # of rows that are read together
 
 class AlignedWeights:
     """``(rows, columns)``: weights of a head, NaN where a token has no counterpart.
+
+    Those that are no numbers are +∞.
 
     Args:
         weights: ``(Lq, Lk)``, of one head.
@@ -68,10 +72,18 @@ class AlignedWeights:
     def _logs(self, queries: np.ndarray, keys: np.ndarray) -> Picture:
         """``(queries, keys)`` of the head itself."""
         columns = slice(int(keys[0]), int(keys[-1]) + 1)
-        width = columns.stop - columns.start
-        parts = [self._weights.part(rows, columns) for rows in _evenly(queries)]
-        found = np.concatenate([to_numpy(part.pool((len(queries), width))) for part in parts])
-        return found if width == len(keys) else np.take(found, keys - columns.start, 1)
+        found = np.concatenate([self._part_logs(rows, columns) for rows in _evenly(queries)])
+        return found if found.shape[1] == len(keys) else np.take(found, keys - columns.start, 1)
+
+    def _part_logs(self, rows: slice, columns: slice) -> Picture:
+        """Evenly spaced queries and neighbouring keys; +∞ where a weight is no number."""
+        whole = self._weights.part(rows)
+        part = whole.part(columns=columns)
+        found = to_numpy(part.pool((part.shape[0], part.shape[1])))
+        seen, keys = seen_of(part), np.arange(part.shape[1])
+        for row in lost_queries(whole):
+            found[row, seen.pairs(np.full(len(keys), row), keys)[0]] = np.inf
+        return found
 
     def pool(
         self,
@@ -109,7 +121,8 @@ class AlignedWeights:
 
     def strongest(self, n: int = 20) -> Links[np.ndarray, np.ndarray]:
         """The n strongest pairs, or fewer, strongest first."""
-        found = largest_of(((low, np.exp(logs)) for low, logs in self.blocks()), n)
+        numbers = ((low, np.where(np.isposinf(x), np.nan, x)) for low, x in self.blocks())
+        found = largest_of(((low, np.exp(logs)) for low, logs in numbers), n)
         return Links(*found)
 
 

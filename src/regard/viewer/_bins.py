@@ -40,7 +40,7 @@ def mean_log(logs: Sequence[np.ndarray], counts: Sequence[int] | None = None) ->
     """ln of the mean of weights, from their logarithms.
 
     Args:
-        logs: arrays of one shape; NaN counts as 0 beside numbers.
+        logs: arrays of one shape; NaN counts as 0 beside numbers, and +∞, no number, as +∞.
         counts: how many weights each stands for; by default one.
     """
     if len(logs) == 1:

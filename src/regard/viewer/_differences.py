@@ -1,9 +1,9 @@
 """What changed from one recording to another: the difference of their weights at counterparts.
 
 The difference of two heads is that of their weights where query and key have counterparts; a
-masked pair has weight 0. A head changed by the mean over the queries of ½ Σ \\|difference\\|: the
-total variation distance of two rows, if all of their keys have counterparts. 0 is no change, 1
-that all weight went elsewhere.
+masked pair has weight 0, and where a weight is no number the difference is none. A head changed
+by the mean over the queries of ½ Σ \\|difference\\|: the total variation distance of two rows, if
+all of their keys have counterparts. 0 is no change, 1 that all weight went elsewhere.
 
 A long text is read by a sample of evenly spaced queries.
 """
@@ -22,6 +22,8 @@ from regard._weights.attention_weights import AttentionWeights
 from regard.recording import Recording
 from regard.viewer._aligned import BLOCK_WEIGHTS, AlignedWeights, largest_of, weights_of
 from regard.viewer._alignment import Alignments
+
+Blocks = Iterator[tuple[int, Float[np.ndarray, "rows columns"]]]
 
 MOST_WEIGHTS = 2**24  # of a layer, or of one head: about half a second
 FEWEST_QUERIES = 96
@@ -52,17 +54,24 @@ class Differences:
         """The response ``changed`` of docs/viewer-protocol.md."""
         (rows, columns), there = self._counterparts(one.recording, other.recording)
         taken = _sample(len(rows), len(columns), 1)
-        blocks = self._blocks(one, other, taken, ((rows, columns), there))
-        i, j, difference = largest_of(blocks, n)
+        lost: list[int] = []  # queries of each block with differences that are no numbers
+
+        def blocks() -> Blocks:
+            for low, block in self._blocks(one, other, taken, ((rows, columns), there)):
+                lost.append(int(np.isnan(block).any(-1).sum()))
+                yield low, block
+
+        i, j, difference = largest_of(blocks(), n)
         links = zip(rows[taken][i].tolist(), columns[j].tolist(), difference.tolist())
         return {
             "links": [[query, key, float(f"{x:.9g}")] for query, key, x in links],
+            "lost": sum(lost),
             "coverage": _coverage(taken, len(rows)),
             "settled": True,
         }
 
     def change(self, recording: int, layer: int, other: int) -> dict[str, Any]:
-        """The response ``change``: how much each head of a layer changed, or null."""
+        """The response ``change``: how much each head of a layer changed, ``"NaN"``, or null."""
         with self._lock:
             where = recording, layer, other
             if where not in self._changes:
@@ -83,15 +92,18 @@ class Differences:
 
     def _mean(
         self, one: Place, other: Place | None, taken: slice, counterparts: Any
-    ) -> float | None:
-        """How much a head changed; None without another, or without queries to compare."""
+    ) -> float | str | None:
+        """How much a head changed; None without another, or without queries to compare.
+
+        ``"NaN"`` where a weight of these queries is no number.
+        """
         count = len(counterparts[0][0][taken])
         if other is None or not count:
             return None
         blocks = self._blocks(one, other, taken, counterparts)
         total = sum(float(np.abs(block).sum(dtype=np.float64)) for _, block in blocks)
         mean = total / 2 / count
-        return round(mean, 6) if math.isfinite(mean) else None
+        return "NaN" if math.isnan(mean) else round(mean, 6)
 
     def _same(self, recording: int, layer: int, head: int, other: int) -> Place | None:
         """The place of the head of the same numbers."""
@@ -112,10 +124,11 @@ class Differences:
         rows, columns = (np.flatnonzero(side >= 0) for side in sides)
         return (rows, columns), (sides[0][rows], sides[1][columns])
 
-    def _blocks(
-        self, one: Place, other: Place, taken: slice, counterparts: Any
-    ) -> Iterator[tuple[int, Float[np.ndarray, "rows columns"]]]:
-        """``(first row, difference)`` at counterparts, of some of their rows at a time."""
+    def _blocks(self, one: Place, other: Place, taken: slice, counterparts: Any) -> Blocks:
+        """``(first row, difference)`` at counterparts, of some of their rows at a time.
+
+        NaN where a weight is no number.
+        """
         sides = [
             AlignedWeights(self._weights(place), rows[taken], columns)
             for place, (rows, columns) in zip((one, other), counterparts)
@@ -123,7 +136,9 @@ class Differences:
         widest = max(self._weights(place).shape[1] for place in (one, other))
         height = max(1, BLOCK_WEIGHTS // widest)
         for (low, a), (_, b) in zip(*(side.blocks(height) for side in sides)):
-            yield low, weights_of(a) - weights_of(b)
+            with np.errstate(invalid="ignore"):
+                difference = weights_of(a) - weights_of(b)
+            yield low, np.where(np.isfinite(difference), difference, np.float32(np.nan))
 
     def _weights(self, place: Place) -> AttentionWeights:
         recording = self._recordings[place.recording]

@@ -1,8 +1,9 @@
 """The effects of a head as a map: signed tiles, rows, columns and links, exact, and at once.
 
-What is largest, here, is largest in size, and is given with its sign. NaN is masked. Rows are read
-whole, since an effect follows from all weights of its query; of a large head a background worker
-reads them into a coarse heatmap, as it does the weights (``overview``).
+What is largest, here, is largest in size, and is given with its sign. NaN is masked, and +∞ is no
+finite number: a score, a value or a gradient is NaN, infinite or too large. Rows are read whole,
+since an effect follows from all weights of its query; of a large head a background worker reads
+them into a coarse heatmap, as it does the weights (``overview``).
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from regard._base.arrays import dtype_name, to_numpy
 from regard._weights.effects import KINDS
+from regard._weights.origin import seen_of
 from regard.viewer._collected import TILE, Collected, halved
 from regard.viewer._heads import SIZE, square
+from regard.viewer._lost import lost_queries, sees_any
 
 if TYPE_CHECKING:
     from regard._base.types import Float
@@ -77,14 +81,16 @@ class EffectMap:
     def __init__(
         self, recording: Recording, layer: int, head: int | tuple[int, ...], kind: EffectKind
     ) -> None:
-        self._recording = recording
-        number, numbers = recording.layer_numbers[layer], recording.layers[layer].head_numbers
+        self._recording, self._layer = recording, recording.layers[layer]
+        number, numbers = recording.layer_numbers[layer], self._layer.head_numbers
         self._effects: PairMatrix[Any]
         if isinstance(head, int):
             self._effects = recording.effects(number, numbers[head], kind)
         else:
             every = recording.effects(number, None, kind)
             self._effects = every.mix([numbers[h] for h in head])
+        every_head = (head,) if isinstance(head, int) else head
+        self._weights = [recording.weights[number].head(numbers[h]) for h in every_head]
         self.shape = self._effects.shape[0], self._effects.shape[1]
         heads = 1 if isinstance(head, int) else len(head)
         self._rows_at_once = max(1, PAIRS_SLICE // (heads * max(1, self.shape[1])))
@@ -133,7 +139,43 @@ class EffectMap:
         shape = count, columns.stop - columns.start
         found = Bins(shape, down, across, self.dtype)
         self._read([found] if links is None else [found, links], rows, columns)
-        return found.result()
+        return self._with_lost(found.result(), rows, columns, down, across)
+
+    def _with_lost(
+        self, picture: Picture, rows: slice, columns: slice, down: int, across: int
+    ) -> Picture:
+        """+∞ in the bins with an unmasked pair whose effect is no finite number."""
+        picture = np.where(np.isinf(picture), np.float32(np.inf), picture)
+        if self._is_finite(rows):
+            return picture
+        lefts = np.arange(0, columns.stop - columns.start, across)
+        for at, sees in self._unmasked(rows, columns):
+            bins = picture[at // down]
+            bins[np.isnan(bins) & np.logical_or.reduceat(sees, lefts)] = np.inf
+        return picture
+
+    def _is_finite(self, rows: slice) -> bool:
+        """Whether the effects of some queries follow from numbers of usual size alone."""
+        is_usual = np.isfinite(self._most)
+        return bool(is_usual) and not any(len(lost_queries(w.part(rows))) for w in self._weights)
+
+    @cached_property
+    def _most(self) -> np.float32:
+        """More than the size of any effect; in float32, so that it is ∞ where it may overflow."""
+        layer: Any = self._layer
+        value, gradient = (
+            np.abs(to_numpy(x)).max(initial=0).astype(np.float64)
+            for x in (layer.value, layer.gradient)
+        )
+        with np.errstate(over="ignore"):
+            return np.float32(8 * layer.value.shape[-1] * value * (value + gradient))
+
+    def _unmasked(self, rows: slice, columns: slice) -> Iterator[tuple[int, np.ndarray]]:
+        """Each of some rows, counted from 0, and which of some keys any head sees from it."""
+        keys = np.arange(columns.start, columns.stop)
+        for seen in (seen_of(weights.part(rows)) for weights in self._weights):
+            for at in range(len(range(self.shape[0])[rows])):
+                yield at, seen.pairs(np.full(len(keys), at), keys)[0]
 
     def tile(
         self, plane: str, level: int, row: int, column: int
@@ -152,7 +194,10 @@ class EffectMap:
         return out, 1.0
 
     def mean_row(self, parts: Sequence[slice]) -> Float[np.ndarray, " Lk"]:
-        """The mean of the effects of some queries; NaN where all of them mask the key."""
+        """The mean of the effects of some queries.
+
+        NaN where all of them mask the key, +∞ where an effect is no finite number.
+        """
         sums = KeySums(self.shape[1])
         for part in parts:
             self._read([sums], part)
@@ -327,7 +372,10 @@ class Largest:
 
 
 class KeySums:
-    """The sum of each key's numbers over the queries, NaN where all of them mask it."""
+    """The sum of each key's numbers over the queries.
+
+    NaN where all of them mask it, +∞ where it is no finite number.
+    """
 
     def __init__(self, keys: int) -> None:
         self._sums, self._seen = np.zeros(keys), np.zeros(keys, bool)
@@ -343,7 +391,10 @@ class KeySums:
 
     def result(self) -> Float[np.ndarray, " Lk"]:
         """Sums."""
-        return np.where(self._seen, self._sums, np.nan).astype(np.float32)
+        with np.errstate(over="ignore"):
+            sums = self._sums.astype(np.float32)
+        sums[~np.isfinite(sums)] = np.inf
+        return np.where(self._seen, sums, np.float32(np.nan))
 
 
 def larger(a: Picture, b: Picture) -> Picture:
@@ -401,7 +452,7 @@ def thumbnails(recording: Recording, place: int, kind: EffectKind) -> tuple[np.n
     effects = recording.effects(recording.layer_numbers[place], None, kind)
     H, Lq, Lk = effects.shape
     if H * Lq * Lk <= THUMBNAIL_PAIRS:
-        return square(to_numpy(effects.pool((SIZE, SIZE)))), 1.0
+        return square(_finite(to_numpy(effects.pool((SIZE, SIZE))))), 1.0
     sizes, bins = _gradient_sizes(layer), min(SIZE, Lq)
     count = max(1, min(THUMBNAIL_ROWS, THUMBNAIL_KEYS // Lk) // (H * bins))
     out = np.full((H, bins, min(SIZE, Lk)), np.nan, np.float32)
@@ -410,23 +461,31 @@ def thumbnails(recording: Recording, place: int, kind: EffectKind) -> tuple[np.n
         low, high = at * Lq // bins, (at + 1) * Lq // bins
         for row in low + np.argsort(-sizes[low:high], kind="stable")[:count]:
             found = to_numpy(effects.part(slice(int(row), int(row) + 1)).pool((1, SIZE)))
-            out[:, at] = larger(out[:, at], found[:, 0])
+            out[:, at] = larger(out[:, at], _finite(found[:, 0]))
             read += 1
     return square(out), read / Lq
 
 
 def pair_effects(recording: Recording, kind: EffectKind, query: int, key: int) -> np.ndarray:
-    """The effect of a pair in every head, layer after layer; NaN where masked or unknown."""
+    """The effect of a pair in every head, layer after layer.
+
+    NaN where masked or unknown, +∞ where it is no finite number.
+    """
     found = []
     for number, layer in zip(recording.layer_numbers, recording.layers):
         if not has_effects(layer):
             found.append(np.full(layer.heads, np.nan, np.float32))
             continue
-        part = recording.effects(number, None, kind).part(
-            slice(query, query + 1), slice(key, key + 1)
-        )
-        found.append(to_numpy(part.pool((1, 1)))[:, 0, 0])
+        at = slice(query, query + 1), slice(key, key + 1)
+        effects = to_numpy(recording.effects(number, None, kind).part(*at).pool((1, 1)))[:, 0, 0]
+        is_lost = ~np.isfinite(effects) & sees_any(recording.weights[number].part(*at))
+        found.append(np.where(is_lost, np.float32(np.inf), effects))
     return np.concatenate(found)
+
+
+def _finite(effects: np.ndarray) -> np.ndarray:
+    """NaN in place of ∞, which a picture without words would show as the largest effects."""
+    return np.where(np.isfinite(effects), effects, np.float32(np.nan))
 
 
 def _numpy(block: Block) -> tuple[np.ndarray, np.ndarray | None]:

@@ -18,6 +18,7 @@ from regard._call.visible import Seen
 from regard._weights.attention_weights import AttentionWeights
 from regard.recording import Layer, Recording
 from regard.viewer._effects import kinds_of
+from regard.viewer._lost import sees_any
 from regard.viewer.overview import samples_of
 
 OF_WEIGHTS = ("bias", "scale")  # options that stand for weights that were given
@@ -131,11 +132,15 @@ def visible(layer: Layer, head: int) -> np.ndarray:
 
 
 def pair(recording: Recording, query: int, key: int) -> np.ndarray:
-    """ln of the weight of a pair in every head, layer after layer; NaN where it is masked."""
+    """ln of the weight of a pair in every head, layer after layer.
+
+    NaN where it is masked, +∞ where it is no number.
+    """
     return np.concatenate([_pair(weights, query, key) for weights in recording.weights])
 
 
 def _pair(weights: AttentionWeights, query: int, key: int) -> np.ndarray:
     """``(Hq,)``; no other row is read."""
     one = weights.part(slice(query, query + 1), slice(key, key + 1))
-    return to_numpy(one.pool((1, 1)))[:, 0, 0]
+    logs = to_numpy(one.pool((1, 1)))[:, 0, 0]
+    return np.where(np.isnan(logs) & sees_any(one), np.float32(np.inf), logs)

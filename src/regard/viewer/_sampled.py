@@ -69,7 +69,8 @@ class SampledTile:
         np.fmax(self._max[:height, :width], strongest, out=self._max[:height, :width])
         for shares in mass:
             with np.errstate(invalid="ignore"):
-                self._sum[:height, :width] += np.nan_to_num(np.exp(shares)) * counts[:, None]
+                found = np.nan_to_num(np.exp(shares), posinf=np.inf)
+                self._sum[:height, :width] += found * counts[:, None]
 
     def _picture(self) -> Picture:
         if len(self._planes) == 1:

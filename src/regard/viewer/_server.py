@@ -7,6 +7,7 @@ import atexit
 import functools
 import gzip
 import hmac
+import numbers
 import os
 import secrets
 import socket
@@ -40,6 +41,7 @@ with needed_by("The viewer"):
 
 HOST = "127.0.0.1"
 HTTP_PORT = 80
+LARGEST_PORT = 65535
 WORKERS = 8  # more than the tiles a page requests at once, which may all wait for a first round
 MAX_QUEUED = 512  # requests; a browser sends six at a time
 GZIP = {"Content-Encoding": "gzip"}
@@ -79,6 +81,10 @@ class Viewer:
     Attributes:
         address: ``http://127.0.0.1:PORT/TOKEN/``; whoever knows it can read the recordings, from
             this machine alone.
+
+    Raises:
+        OSError: the port is taken.
+        TypeError, ValueError: as ``Answers``, or what is no port.
     """
 
     def __init__(
@@ -89,6 +95,7 @@ class Viewer:
         readings: Readings | None = None,
         corpus: Corpus | None = None,
     ) -> None:
+        check_port(port)
         self._answers = readings or Answers.of_groups(recordings, names, corpus)
         self._socket = _bound(port)
         self._workers = Workers(WORKERS)
@@ -129,6 +136,21 @@ class Viewer:
 
     def __repr__(self) -> str:
         return self.address
+
+
+def check_port(port: Any) -> None:
+    """Refuses what is no port; ``Viewer`` does.
+
+    Raises:
+        TypeError: no int.
+        ValueError: out of range.
+    """
+    way_out = f"0 to {LARGEST_PORT} is needed, where 0 takes a port that is free."
+    is_int = isinstance(port, numbers.Integral) and not isinstance(port, bool)
+    if not is_int:
+        raise TypeError(f"viewer: port is {port!r}; an int from {way_out}")
+    if not 0 <= port <= LARGEST_PORT:
+        raise ValueError(f"viewer: port is {port}; {way_out}")
 
 
 def _bound(port: int) -> socket.socket:

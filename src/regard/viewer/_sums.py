@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard._base.arrays import to_numpy
+from regard._weights.origin import seen_of
 
 if TYPE_CHECKING:
     from regard._base.types import Float
@@ -70,4 +71,4 @@ class Sums:
 def _row_sums(weights: AttentionWeights[Any]) -> Float[np.ndarray, " Lq"]:
     """0 where all keys are masked, whose logarithm is NaN in a heatmap."""
     logs = to_numpy(weights.pool((max(1, weights.shape[0]), 1), "mass"))[:, 0]
-    return np.where(np.isneginf(to_numpy(weights.lse)), 0.0, np.exp(logs))
+    return np.where(seen_of(weights).count[0] == 0, 0.0, np.exp(logs))

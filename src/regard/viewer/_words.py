@@ -9,14 +9,16 @@ import numpy as np
 
 from regard._call.visible import Seen, Visibility, cuts_of
 from regard._weights.reductions import Links
+from regard.viewer._lost import lost_rows, sees_any
 
 if TYPE_CHECKING:
-    from regard._base.types import Float, Int, PoolHow
+    from regard._base.types import Bool, Float, Int, PoolHow
     from regard._call.call import Call
     from regard._weights.attention_weights import AttentionWeights
     from regard.recording import Words, WordWeights
+    from regard.viewer._lost import Lost
 
-__all__ = ["WordBlocks", "pair_of_words", "seen_words"]
+__all__ = ["WordBlocks", "lost_words", "pair_of_words", "seen_words"]
 
 ALL = slice(None)
 
@@ -110,8 +112,26 @@ def word_of(starts: Int[np.ndarray, " words"], count: int) -> Int[np.ndarray, " 
     return np.repeat(np.arange(len(starts)), np.diff(starts, append=count))
 
 
+def lost_words(words: Words, weights: AttentionWeights[Any], rows: slice, columns: slice) -> Lost:
+    """``lost_rows`` by words: each query has the keys of all words whose weights are no numbers."""
+    Lq, Lk = weights.shape
+    down, across = word_of(words.query_starts, Lq), word_of(words.starts, Lk)
+    places, ends = range(Lq)[rows], np.append(words.query_starts, Lq).tolist()
+    lost: dict[int, Bool[np.ndarray, " Lk"]] = {}
+    chosen = np.unique(down[rows])
+    for run in np.split(chosen, np.flatnonzero(np.diff(chosen) > 1) + 1) if len(chosen) else ():
+        for at, keys in lost_rows(weights, slice(ends[run[0]], ends[run[-1] + 1])):
+            lost[down[at]] = lost.get(down[at], False) | keys
+    for word, keys in lost.items():
+        of_words = np.logical_or.reduceat(keys, words.starts)[across][columns]
+        yield from ((at, of_words) for at in range(*ends[word : word + 2]) if at in places)
+
+
 def pair_of_words(words: Words, query: int, key: int) -> Float[np.ndarray, " heads"]:
-    """ln of the weight between the words of two pieces in every head; NaN where it is masked."""
+    """ln of the weight between the words of two pieces in every head.
+
+    NaN where it is masked, +∞ where it is no number.
+    """
     at = (
         slice(word, word + 1)
         for word in (
@@ -120,8 +140,12 @@ def pair_of_words(words: Words, query: int, key: int) -> Float[np.ndarray, " hea
         )
     )
     rows, columns = at
-    every = (weights.part(rows, columns).pool((1, 1)) for weights in words.weights)
-    return np.concatenate([found[:, 0, 0] for found in every])
+    found = []
+    for part in (weights.part(rows, columns) for weights in words.weights):
+        logs = part.pool((1, 1))[:, 0, 0]
+        is_lost = np.isnan(logs) & sees_any(part._pieces)
+        found.append(np.where(is_lost, np.float32(np.inf), logs))
+    return np.concatenate(found)
 
 
 def seen_words(words: Words, call: Call) -> Int[np.ndarray, " Lq"]:

@@ -221,7 +221,7 @@ class Answers:
             rows, columns = rows or slice(0, queries), columns or slice(0, keys)
         head = self._maps[where]
         links, coverage = head.links(n, rows, columns)
-        found = [[int(query), int(key), _number(weight)] for query, key, weight in links]
+        found = [[int(query), int(key), _told_number(weight)] for query, key, weight in links]
         fewest = head.fewest if rows is None else 0
         return _json({"links": found, "fewest": fewest, "coverage": coverage}, coverage)
 
@@ -541,5 +541,6 @@ def _floats(values: np.ndarray, coverage: float = 1.0) -> Answer:
     return Answer(200, FLOATS, np.ascontiguousarray(values, "<f4").tobytes(), coverage)
 
 
-def _number(x: float) -> float | None:
-    return float(f"{x:.9g}") if np.isfinite(x) else None
+def _told_number(x: float) -> float | str:
+    """``"NaN"`` for what JSON has no number for."""
+    return float(f"{x:.9g}") if np.isfinite(x) else "NaN"

@@ -13,9 +13,9 @@ import html
 import itertools
 import json
 import math
-import operator
+import numbers
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,17 +92,19 @@ def export(
         path: file to write, ``.html``; one that exists is replaced.
         other: a second recording, to compare the first with.
         layers: numbers of the layers to write, which keep them; by default all.
-        limit_bytes: of the file.
+        limit_bytes: of the file; ``math.inf`` for none.
         names: what to call the recordings; by default their models.
 
     Raises:
         IndexError: no such layer.
         MaterializeError: the file would be above the limit.
         OSError: the folder is missing or cannot be written.
-        ValueError: a recording without queries, no layer is left, or a name that says another kind
-            of file.
+        TypeError: no recording, layers that are no list of ints, or a limit that is no number.
+        ValueError: a recording without queries, no layer is left, a limit that is NaN or not above
+            0, or a name that says another kind of file.
     """
     check_name(path)
+    _check_limit(limit_bytes)
     recordings = [recording] if other is None else [recording, other]
     pack = Pack(recordings, names, layers, limit_bytes)
     page = _page(pack).encode()
@@ -110,6 +112,15 @@ def export(
         raise pack.too_large()
     with replaced_when_complete(path) as file:
         file.write(page)
+
+
+def _check_limit(limit_bytes: Any) -> None:
+    way_out = "a number of bytes above 0 is needed, such as limit_bytes=64e6."
+    is_number = isinstance(limit_bytes, numbers.Real) and not isinstance(limit_bytes, bool)
+    if not is_number:
+        raise TypeError(f"export: limit_bytes is {limit_bytes!r}; {way_out}")
+    if not limit_bytes > 0:
+        raise ValueError(f"export: limit_bytes is {limit_bytes}; {way_out}")
 
 
 def check_name(path: str | Path) -> None:
@@ -215,13 +226,23 @@ def _chosen(recording: Recording, layers: Sequence[int] | None) -> list[int]:
     numbers = recording.layer_numbers
     if layers is None:
         return list(range(len(numbers)))
-    chosen = {operator.index(layer) for layer in layers}
+    chosen = _numbers_of(layers)
     if not chosen:
         raise ValueError("export: layers is empty; name at least one, or leave it out for all.")
     for layer in sorted(chosen):
         if layer not in numbers:
             raise IndexError(f"export: layers has {layer}; {told_numbers(numbers)}.")
     return [place for place, number in enumerate(numbers) if number in chosen]
+
+
+def _numbers_of(layers: Any) -> set[int]:
+    if isinstance(layers, (str, bytes)) or not isinstance(layers, Iterable):
+        raise TypeError(f"export: layers is {layers!r}; a list of numbers is needed, as in [0, 5].")
+    found = list(layers)
+    for layer in found:
+        if isinstance(layer, bool) or not isinstance(layer, numbers.Integral):
+            raise TypeError(f"export: layers has {layer!r}; the number of a layer is an int.")
+    return {int(layer) for layer in found}
 
 
 def _tokens(recording: Recording) -> dict[str, Any]:

@@ -25,10 +25,10 @@ from regard._weights.origin import call_of, seen_of
 from regard.viewer._aligned import AlignedWeights
 from regard.viewer._bins import bins, mean_log
 from regard.viewer._collected import TILE, Collected, halved, rows_of_bins
-from regard.viewer._lost import lost_rows, lost_words
+from regard.viewer._lost import lost_rows
 from regard.viewer._sampled import SampledTile
 from regard.viewer._sums import Sums
-from regard.viewer._words import WordBlocks, seen_words
+from regard.viewer._words import WordBlocks, lost_words, seen_words
 
 if TYPE_CHECKING:
     from regard._base.types import Float, PoolHow
@@ -75,7 +75,7 @@ class HeadMap:
         words: the recording by words, where each pair of pieces has the weight of its words; then
             without ``places``.
 
-    NaN is masked, or no number; −inf is unmasked with weight 0.
+    NaN is masked; +inf is unmasked and no number, −inf unmasked with weight 0.
     """
 
     def __init__(
@@ -128,36 +128,22 @@ class HeadMap:
         """``bins`` of some queries, the mean of the heads."""
         pictures = [bins(w, planes, down, across, columns) for w in self._weights_of(rows)]
         found = [mean_log(same) for same in zip(*pictures)]
-        for plane, picture, same in zip(planes, found, zip(*pictures)):
-            by_words = self._words is not None and plane == "max"
-            leaves_out = (by_words or self._places is not None) and down * across > 1
-            hidden = np.isnan(same)
-            # Heads differ by their masks, or by weights that are no numbers.
-            if leaves_out or (hidden.any(0) != hidden.all(0)).any():
-                for row, keys in self._lost(rows, by_words):
-                    at = range(self.shape[0])[rows].index(row) // down
-                    lefts = np.arange(0, columns.stop - columns.start, across)
-                    picture[at, np.logical_or.reduceat(keys[columns], lefts)] = np.nan
+        if self._places is not None:  # which tells of itself what is no number
+            return found
+        lefts = np.arange(0, columns.stop - columns.start, across)
+        for plane, picture in zip(planes, found):
+            for row, keys in self._lost(rows, plane, columns):
+                at = range(self.shape[0])[rows].index(row) // down
+                picture[at, np.logical_or.reduceat(keys, lefts)] = np.inf
         return found
 
-    def _lost(self, rows: slice, by_words: bool) -> Lost:
+    def _lost(self, rows: slice, plane: PoolHow, columns: slice) -> Lost:
         """Those of some rows with weights of a head that are no numbers, and at which columns."""
         for pieces in self._pieces:
-            yield from self._lost_of(pieces, rows, by_words)
-
-    def _lost_of(self, pieces: AttentionWeights[Any], rows: slice, by_words: bool) -> Lost:
-        if self._words is not None and by_words:
-            yield from lost_words(self._words, pieces, rows)
-        elif self._places is None:
-            yield from lost_rows(pieces, rows)
-        else:
-            queries, columns = self._places
-            chosen = {int(queries[row]): row for row in range(len(queries))[rows]}
-            chosen.pop(-1, None)
-            every = slice(min(chosen), max(chosen) + 1) if chosen else slice(0)
-            for query, keys in lost_rows(pieces, every):
-                if query in chosen:
-                    yield chosen[query], (columns >= 0) & keys[columns]
+            if self._words is not None and plane == "max":
+                yield from lost_words(self._words, pieces, rows, columns)
+            else:
+                yield from lost_rows(pieces, rows, columns)
 
     def _work(self, rows: int, columns: int) -> int:
         return rows * columns * self._head_size * len(self._weights)
@@ -231,7 +217,7 @@ class HeadMap:
 
     def mean_row(self, parts: Sequence[slice]) -> Float[np.ndarray, " Lk"]:
         """The mean of the weights of some queries over all keys."""
-        keys, whole = slice(0, self.shape[1]), parts
+        keys = slice(0, self.shape[1])
         if self._words is not None:  # the share of several tokens is no weight of words
             parts = [slice(q, q + 1) for part in parts for q in range(part.start, part.stop)]
         counts = [part.stop - part.start for part in parts]
@@ -239,12 +225,7 @@ class HeadMap:
             self._bins(part, ("max" if count == 1 else "mass",), count, 1, keys)[0][0]
             for part, count in zip(parts, counts)
         ]
-        found = mean_log(rows, counts)
-        if sum(counts) > 1 and not np.isnan(found).all():
-            for part in whole:
-                for _, lost in self._lost(part, by_words=True):
-                    found[lost] = np.nan
-        return found
+        return mean_log(rows, counts)
 
     def column(self, key: int) -> tuple[Float[np.ndarray, " Lq"], float]:
         """The weights of one key from all queries; NaN also for rows that were not read yet."""
@@ -350,7 +331,9 @@ class HeadMap:
             (picture,) = self._bins(block, ("max",), 1, 1, columns)
             if self._words is not None:
                 picture = _at_first(picture, self._words, block, columns, rows.start)
-            for row, column in _largest(np.nan_to_num(picture, nan=-np.inf, neginf=-np.inf), n):
+            for row, column in _largest(
+                np.nan_to_num(picture, nan=-np.inf, neginf=-np.inf, posinf=-np.inf), n
+            ):
                 found.append((low + row, columns.start + column, float(picture[row, column])))
             found = sorted(found, key=lambda link: -link[2])[:n]
         return found
@@ -367,11 +350,12 @@ class _CollectedWeights(Collected):
         # Of the first column of bins that has keys behind the first token or word, these alone.
         self._beside_at = min(whole.first_keys >> self.level, self._size[1] - 1)
         self._beside = self._max[:, 0].copy()
+        self._lost = np.zeros(self._size, bool)  # bins with weights that are no numbers
         self._sum = np.zeros(self._size, np.float32)  # of the weights that were read
 
     @property
     def nbytes(self) -> int:
-        return self._max.nbytes + self._sum.nbytes + self._bytes_of_levels
+        return self._max.nbytes + self._lost.nbytes + self._sum.nbytes + self._bytes_of_levels
 
     def links(self, n: int) -> tuple[list[tuple[int, int, float]], float]:
         self._keep_alive()
@@ -422,6 +406,8 @@ class _CollectedWeights(Collected):
 
     def _at_level(self, plane: str, level: int) -> Picture:
         strongest, total, read = self._max, self._sum, self._read
+        if self._lost.any():
+            strongest = np.where(self._lost, np.float32(np.inf), strongest)
         for _ in range(level - self.level):
             strongest = halved(strongest, np.fmax)
             total = halved(total, np.add)
@@ -443,14 +429,17 @@ class _CollectedWeights(Collected):
             first = slice(start, end)
             beside = self._whole._bins(rows, ("max",), down, across, first)[0][:, 0]
         with np.errstate(invalid="ignore"):
-            total = np.nan_to_num(np.exp(mass)) * rows_of_bins(rows, down)[:, None]
+            shares = np.nan_to_num(np.exp(mass), posinf=np.inf)
+            total = shares * rows_of_bins(rows, down)[:, None]
         return strongest, beside, total
 
     def _take(self, at: int, pooled: tuple[Picture, np.ndarray, Picture]) -> None:
         strongest, beside, total = pooled
         bands = slice(at, at + len(strongest))
-        np.fmax(self._max[bands], strongest, out=self._max[bands])
-        np.fmax(self._beside[bands], beside, out=self._beside[bands])
+        self._lost[bands] |= np.isposinf(strongest)
+        for kept, found in ((self._max, strongest), (self._beside, beside)):
+            numbers = np.where(np.isposinf(found), np.float32(np.nan), found)
+            np.fmax(kept[bands], numbers, out=kept[bands])
         self._sum[bands] += total
 
 

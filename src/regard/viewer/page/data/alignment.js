@@ -30,6 +30,7 @@ export class Counterparts {
     this.sums = new Int32Array(count + 1); // of tokens before each that have a counterpart
     for (let n = 0; n < count; n++) this.sums[n + 1] = this.sums[n] + Number(this.there[n] >= 0);
     this.isWhole = count === others && runs.length === 1 && runs[0][2] === count;
+    this.isAny = this.sums[count] > 0;
     this.lacking = count - this.sums[count];
     this.lackingThere = others - this.sums[count];
   }

@@ -1,22 +1,23 @@
-// Weights that are NaN though their keys are not masked: a score is NaN or infinite.
+// Numbers that are none though their pairs are not masked: a score is NaN or infinite.
 
-import { countSeen } from "../drawing/numbers.js";
-
-/** @import { Part } from "./several.js" */
-/** @import { MapPlace, Source } from "./source.js" */
+/** @typedef {Uint8Array | null} Lost 1 where a number is none; null: nowhere */
 
 /**
- * Whether some weights in a row are no numbers: fewer are numbers than one of its queries has
- * unmasked keys. `values` is a row of one query, or the mean of several; each word's once.
- * @param {Source} source
- * @param {MapPlace} where
- * @param {readonly Part[]} queries
+ * Where numbers are none: those that are +∞, which become NaN, as masked ones are.
  * @param {Float32Array} values
+ * @returns {Lost}
  */
-export async function isLostRow(source, where, queries, values) {
-  const numbers = countSeen(values);
-  const isOne = queries.length === 1 && queries[0][1] - queries[0][0] === 1;
-  if (isOne && numbers > 0) return false;
-  const { values: seen } = await source.visible(where);
-  return queries.some(([from, to]) => seen.subarray(from, to).some((count) => count > numbers));
+export function takeLost(values) {
+  if (!values.includes(Infinity)) return null;
+  const lost = Uint8Array.from(values, (value) => Number(value === Infinity));
+  for (let n = 0; n < lost.length; n++) if (lost[n]) values[n] = NaN;
+  return lost;
+}
+
+/**
+ * @param {Lost} lost
+ * @param {number} n
+ */
+export function isLostAt(lost, n) {
+  return lost?.[n] === 1;
 }

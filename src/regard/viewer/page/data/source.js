@@ -1,6 +1,10 @@
 // The data source of the page. `request(path, parameters, signal)` gives {body: ArrayBuffer,
 // coverage: number}: over HTTP, from a notebook's kernel, or computed here (offline/local.js).
 
+import { takeLost } from "./lost.js";
+
+/** @import { Lost } from "./lost.js" */
+
 /** @typedef {{[name: string]: string | number | undefined}} Parameters of a request */
 
 /** @typedef {{body: ArrayBuffer, coverage: number}} Reply */
@@ -58,8 +62,8 @@
 /** @typedef {"token" | "word" | undefined} Unit */
 
 /**
- * Logarithms of weights, NaN where masked, or counts.
- * @typedef {{values: Float32Array, coverage: number}} Floats
+ * Logarithms of weights, or effects, or counts: NaN where masked, and where they are `lost`.
+ * @typedef {{values: Float32Array, lost: Lost, coverage: number}} Floats
  */
 
 /**
@@ -72,7 +76,10 @@
  * @typedef {MapPlace & {plane: "max" | "mass", level: number, row: number, column: number}} TilePlace
  */
 
-/** @typedef {[query: number, key: number, number: number]} Link its ln(weight), or its effect */
+/**
+ * Its ln(weight), or its effect, NaN where that is no finite number.
+ * @typedef {[query: number, key: number, number: number]} Link
+ */
 
 /** @typedef {{largest: ((number | null)[] | null)[]}} LargestEffects of each head of each layer, in size */
 
@@ -85,9 +92,10 @@
 
 /**
  * A difference is that of the weights of a pair, this head's minus that of its counterpart;
- * `settled`: a repeated request gives the same.
- * @typedef {{links: [query: number, key: number, difference: number][], coverage: number,
- *   settled: boolean}} Changed
+ * `settled`: a repeated request gives the same; `lost`: how many of the queries that were read have
+ * differences that are no numbers.
+ * @typedef {{links: [query: number, key: number, difference: number][], lost: number,
+ *   coverage: number, settled: boolean}} Changed
  */
 
 /** @typedef {(number | null)[]} Scores of each head, null where there is no number */
@@ -161,8 +169,7 @@ export class Source {
   }
 
   /**
-   * ln of the weights, or effects, of 256 × 256 bins of 2^level tokens: {values, coverage}. NaN:
-   * masked.
+   * ln of the weights, or effects, of 256 × 256 bins of 2^level tokens.
    * @param {TilePlace} where
    * @param {AbortSignal} [signal]
    */
@@ -179,7 +186,7 @@ export class Source {
   }
 
   /**
-   * ln of the weights of a query over all keys, or the mean of several: {values, coverage}.
+   * ln of the weights of a query over all keys, or the mean of several.
    * @param {MapPlace & {query?: number, queries?: string}} where
    * @param {AbortSignal} [signal]
    */
@@ -238,7 +245,7 @@ export class Source {
    * @returns {Promise<Links>}
    */
   links(where, signal) {
-    return this.#json("links", where, signal);
+    return this.#json("links", where, signal, withNumbers);
   }
 
   /**
@@ -282,12 +289,13 @@ export class Source {
   }
 
   /**
-   * How much each head of a layer differs from that of the same numbers in another recording.
+   * How much each head of a layer differs from that of the same numbers in another recording; NaN
+   * where a weight is no number.
    * @param {LayerPlace & {with: number}} where
    * @returns {Promise<{change: Scores, coverage: number, settled: boolean}>}
    */
   change(where) {
-    return this.#json("change", where);
+    return this.#json("change", where, undefined, withNumbers);
   }
 
   /**
@@ -318,9 +326,7 @@ export class Source {
    * @returns {Promise<Steps>}
    */
   steps(where, signal) {
-    const number = (/** @type {string} */ _, /** @type {unknown} */ x) =>
-      x === "NaN" || x === "Infinity" ? Number(x) : x;
-    return this.#json("steps", where, signal, number);
+    return this.#json("steps", where, signal, withNumbers);
   }
 
   /**
@@ -342,10 +348,10 @@ export class Source {
    * @returns {Promise<Floats>}
    */
   async #floats(path, parameters, signal) {
-    const decode = (/** @type {Reply} */ { body, coverage }) => ({
-      values: new Float32Array(body),
-      coverage,
-    });
+    const decode = (/** @type {Reply} */ { body, coverage }) => {
+      const values = new Float32Array(body);
+      return { values, lost: takeLost(values), coverage };
+    };
     return this.#get(path, parameters, signal, decode);
   }
 
@@ -378,6 +384,15 @@ export class Source {
       this.pending.delete(name);
     }
   }
+}
+
+/**
+ * Words as the numbers that JSON lacks.
+ * @param {string} _
+ * @param {unknown} x
+ */
+function withNumbers(_, x) {
+  return x === "NaN" || x === "Infinity" ? Number(x) : x;
 }
 
 /** @param {string} text base64 of float32 */

@@ -1,6 +1,7 @@
 // The tiles of one head that a map shows: requested from the middle outwards, again while the
 // response has not read all rows, and aborted once the map has moved on.
 
+import { isLostAt } from "./lost.js";
 import { headName, TILE } from "./source.js";
 import { isAbort } from "./watch.js";
 
@@ -92,8 +93,25 @@ export class Tiles {
    * @param {number} column
    */
   valueAt(row, column) {
-    const answer = this.known(this.level, Math.floor(row / TILE), Math.floor(column / TILE));
-    return answer?.values[(row % TILE) * TILE + (column % TILE)];
+    return this.tileOf(row, column)?.values[placeInTile(row, column)];
+  }
+
+  /**
+   * Whether the number of a bin at the level shown is known to be none, though not all is masked.
+   * @param {number} row
+   * @param {number} column
+   */
+  isLost(row, column) {
+    return isLostAt(this.tileOf(row, column)?.lost ?? null, placeInTile(row, column));
+  }
+
+  /**
+   * The tile of a bin at the level shown, where it is known.
+   * @param {number} row
+   * @param {number} column
+   */
+  tileOf(row, column) {
+    return this.known(this.level, Math.floor(row / TILE), Math.floor(column / TILE));
   }
 
   // {read, missing}: the fraction of rows that the known tiles have read, null where there is
@@ -180,6 +198,15 @@ export class Tiles {
     this.shown.clear();
     this.resting.clear();
   }
+}
+
+/**
+ * The index of a bin in its tile.
+ * @param {number} row
+ * @param {number} column
+ */
+export function placeInTile(row, column) {
+  return (row % TILE) * TILE + (column % TILE);
 }
 
 /**

@@ -1,7 +1,10 @@
 // The weights of some queries and keys of a head, pair by pair, from its finest tiles.
 
+import { isLostAt } from "./lost.js";
 import { TILE } from "./source.js";
+import { placeInTile } from "./tiles.js";
 
+/** @import { Lost } from "./lost.js" */
 /** @import { Unit } from "./selection.js" */
 /** @import { Part } from "./several.js" */
 /** @import { Place, Source, TilePlace } from "./source.js" */
@@ -50,27 +53,31 @@ function partAround(before, at, count, most) {
 }
 
 /**
- * ln(weight) of each query with each key, row after row; NaN is masked.
+ * ln(weight) of each query with each key, row after row: NaN where masked, and where it is lost.
  * @param {Source} source
  * @param {Place} where
  * @param {number[]} rows in order
  * @param {number[]} columns
+ * @returns {Promise<{values: Float32Array, lost: Lost}>}
  */
 export async function readWindow(source, where, rows, columns) {
   const found = new Float32Array(rows.length * columns.length);
+  const none = new Uint8Array(found.length);
   for (const row of tilesOf(rows))
     for (const column of tilesOf(columns)) {
       const place = { ...where, plane: /** @type {const} */ ("max"), level: 0, row, column };
-      const values = await wholeTile(source, place);
+      const { values, lost } = await wholeTile(source, place);
       rows.forEach((query, i) => {
         if (Math.floor(query / TILE) !== row) return;
         columns.forEach((key, j) => {
           if (Math.floor(key / TILE) !== column) return;
-          found[i * columns.length + j] = values[(query % TILE) * TILE + (key % TILE)];
+          const [at, n] = [i * columns.length + j, placeInTile(query, key)];
+          found[at] = values[n];
+          none[at] = Number(isLostAt(lost, n));
         });
       });
     }
-  return found;
+  return { values: found, lost: none.includes(1) ? none : null };
 }
 
 /** @param {number[]} places */
@@ -84,8 +91,8 @@ function tilesOf(places) {
  */
 async function wholeTile(source, where) {
   for (;;) {
-    const { values, coverage } = await source.tile(where);
-    if (coverage === 1) return values;
+    const found = await source.tile(where);
+    if (found.coverage === 1) return found;
     await new Promise((resolve) => setTimeout(resolve, PART_AGAIN_MS));
   }
 }

@@ -47,10 +47,11 @@ export function signedText(difference) {
 }
 
 /**
- * An effect, with its sign: +0.0312, −1.2e−6, 0.
+ * An effect, with its sign: +0.0312, −1.2e−6, 0; NaN where it is no finite number.
  * @param {number} effect
  */
 export function effectText(effect) {
+  if (Number.isNaN(effect)) return "not finite";
   return (effect > 0 ? "+" : "") + stepText(effect);
 }
 
@@ -63,12 +64,13 @@ export function noneWords(isLost) {
 }
 
 /**
- * `effect −0.183`, or what is said of NaN.
+ * `effect −0.183`, or what is said of NaN: infinite effects are among it.
  * @param {number} effect
  * @param {boolean} [isLost]
  */
 export function effectWords(effect, isLost = false) {
-  return Number.isNaN(effect) ? noneWords(isLost) : `effect ${effectText(effect)}`;
+  if (!Number.isNaN(effect)) return `effect ${effectText(effect)}`;
+  return isLost ? "effect not a finite number" : noneWords(false);
 }
 
 /**

@@ -1,9 +1,8 @@
 // One drawn matrix: the canvas of its cells, the canvas of the marks over and around them, and the
 // outline of the bin under the pointer.
 
-import { isLostRow } from "../data/lost.js";
 import { headName, TILE } from "../data/source.js";
-import { Tiles } from "../data/tiles.js";
+import { placeInTile, Tiles } from "../data/tiles.js";
 import {
   colourRange,
   hatchPixels,
@@ -12,12 +11,19 @@ import {
   signedRange,
 } from "../drawing/colours.js";
 import { make, penOf } from "../drawing/dom.js";
-import { differencePixels, drawCells, effectPixels, hatch, tilePixels } from "./cells.js";
+import {
+  differenceAt,
+  differencePixels,
+  drawCells,
+  effectPixels,
+  hatch,
+  tilePixels,
+} from "./cells.js";
 import { binsOf } from "./mapview.js";
 import { makeWaiting } from "./waiting.js";
 
 /** @import { Aligned } from "../data/alignment.js" */
-/** @import { About, LayerFacts, MapPlace, Place } from "../data/source.js" */
+/** @import { About, Floats, LayerFacts, MapPlace, Place } from "../data/source.js" */
 /** @import { Context } from "../data/selection.js" */
 /** @import { Progress } from "./caption.js" */
 /** @import { DrawnTile } from "./cells.js" */
@@ -39,7 +45,7 @@ import { makeWaiting } from "./waiting.js";
  * @typedef {{changed: () => void, resized: () => void, counted: (frame: Frame) => void}} Listeners
  */
 
-/** @typedef {Float32Array[]} Sources what a tile is coloured from: one list, or two */
+/** @typedef {Floats[]} Sources what a tile is coloured from: its numbers, or those of two heads */
 
 /**
  * How tiles become pixels; `look` is another where pixels would be.
@@ -90,8 +96,6 @@ export class Frame {
     this.coloured = new Map();
     /** @type {Map<string, Float64Array | null>} by head: running sums of unmasked keys */
     this.seen = new Map();
-    /** @type {Map<string, boolean>} by head and query: whether its weights are no numbers */
-    this.lost = new Map();
     /** @type {FrameSize} */
     this.size = { width: 0, height: 0, ratio: 1 };
     this.view = NOWHERE;
@@ -214,42 +218,32 @@ export class Frame {
   }
 
   /**
-   * Whether the NaN in a bin's row is no number: all of the row is, and its queries have unmasked
-   * keys. Undefined while that is not known.
+   * Whether the NaN of a bin is no number; where it is not, all of it is masked.
    * @param {number} row
-   * @returns {boolean | undefined}
+   * @param {number} column
    */
-  isLost(row) {
-    const { level } = this.view;
-    const known = level === 0 ? this.lost.get(this.#rowName(row)) : undefined;
-    if (known !== undefined) return known;
-    let isWhole = true;
-    for (let column = 0; column * TILE * 2 ** level < this.extent.keys; column++) {
-      const tile = this.tiles.known(level, Math.floor(row / TILE), column);
-      const at = (row % TILE) * TILE;
-      if (tile?.values.subarray(at, at + TILE).some((value) => !Number.isNaN(value))) return false;
-      isWhole &&= tile !== undefined;
-    }
-    if (!isWhole) return level === 0 ? undefined : false;
-    const seen = this.seenBy(row, level);
-    return seen === undefined ? undefined : seen > 0;
+  isLost(row, column) {
+    return this.tiles.isLost(row, column);
   }
 
   /**
-   * Learns whether the weights of a query are no numbers, where its tiles do not tell.
-   * @param {number} query
+   * The same in the other head.
+   * @param {number} row
+   * @param {number} column
    */
-  async learnRow(query) {
-    if (this.isLost(query) !== undefined) return;
-    const [name, { source }] = [this.#rowName(query), this.context];
-    const { values } = await source.row({ ...this.where, query });
-    const lost = await isLostRow(source, this.where, [[query, query + 1]], values);
-    this.lost.set(name, lost);
+  isOtherLost(row, column) {
+    return this.other !== null && this.otherTiles.isLost(row, column);
   }
 
-  /** @param {number} row */
-  #rowName(row) {
-    return `${headName(this.where)}/${row}`;
+  /**
+   * The difference from the other head in a bin: NaN where both are masked, and where it is no
+   * number, undefined while it is not known.
+   * @param {number} row
+   * @param {number} column
+   */
+  differenceAt(row, column) {
+    const [one, other] = [this.tiles.tileOf(row, column), this.otherTiles.tileOf(row, column)];
+    return one && other ? differenceAt(one, other, placeInTile(row, column)) : undefined;
   }
 
   // Requests the number of unmasked keys of each query, once for each head.
@@ -389,7 +383,7 @@ export class Frame {
   }
 
   /**
-   * The values a tile is coloured from: one list, or two of a difference; null while unknown.
+   * What a tile is coloured from; null while it is not known.
    * @param {number} level
    * @param {number} row
    * @param {number} column
@@ -397,9 +391,9 @@ export class Frame {
    */
   #sources(level, row, column) {
     if (this.alignment === undefined) return null;
-    const one = this.tiles.known(level, row, column)?.values;
+    const one = this.tiles.known(level, row, column);
     if (!this.other || !one) return one ? [one] : null;
-    const other = this.otherTiles.known(level, row, column)?.values;
+    const other = this.otherTiles.known(level, row, column);
     return other ? [one, other] : null;
   }
 
@@ -425,7 +419,7 @@ export class Frame {
     return {
       look: `${range.low} ${range.high} ${dark} ${selection.usedScale} ${selection.usedPlane} ${headName(this.where)}`,
       pixels: (sources, row, level) => {
-        return tilePixels(sources[0], look, uniform ? this.#shifts(row, level) : null);
+        return tilePixels(sources[0].values, look, uniform ? this.#shifts(row, level) : null);
       },
     };
   }
@@ -454,7 +448,7 @@ export class Frame {
     const look = { table, invisible: invisiblePixel(dark), ...range };
     return {
       look: `${range.span} ${range.decades} ${dark} ${headName(this.where)}`,
-      pixels: ([values]) => effectPixels(values, look),
+      pixels: ([{ values }]) => effectPixels(values, look),
     };
   }
 

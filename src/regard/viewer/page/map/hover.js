@@ -1,5 +1,6 @@
 // The readout of the bin under the pointer.
 
+import { isLostAt } from "../data/lost.js";
 import { nameOfPlace } from "../data/selection.js";
 import {
   countText,
@@ -10,7 +11,6 @@ import {
   weightText,
   weightWords,
 } from "../drawing/numbers.js";
-import { differenceOf } from "./cells.js";
 import { positionOf } from "./layout.js";
 
 /** @import { Context, Unit } from "../data/selection.js" */
@@ -38,7 +38,7 @@ export function wordsOfBin({ about, selection }, frame, row, column, texts) {
     return `${place}   ${words}${counterpartWords(frame, row, column)}`;
   }
   if (value === undefined) return `${place}   …`;
-  if (Number.isNaN(value)) return `${place}   ${noneWordsOf(frame, row)}`;
+  if (Number.isNaN(value)) return `${place}   ${noneWordsOf(frame, row, column)}`;
   if (frame.where.effect) return `${place}   ${level ? "largest " : ""}${effectWords(value)}`;
   if (level === 0) return `${place}   ${pairWeight(value, frame.seenBy(row, 0))}`;
   const weight = weightText(Math.exp(value));
@@ -57,9 +57,9 @@ export function labelOfBin({ selection }, frame, { row, column }, texts) {
   const value = shownValue(frame, row, column);
   const written = frame.where.effect ? effectText : weightText;
   const shown = value === undefined ? "…" : written(value);
-  const weight = Number.isNaN(value) ? noneWordsOf(frame, row) : shown;
-  if (frame.view.level > 0)
-    return Number.isNaN(value) ? weight : `${planeWords(selection, frame)} ${weight}`;
+  const isNone = frame.lacks(row, column) || Number.isNaN(value);
+  const weight = isNone ? noneWordsOf(frame, row, column) : shown;
+  if (frame.view.level > 0) return isNone ? weight : `${planeWords(selection, frame)} ${weight}`;
   /** @type {(tokens: TokenText | undefined, place: number) => string} */
   const name = (tokens, place) =>
     tokens && place < tokens.length
@@ -69,13 +69,15 @@ export function labelOfBin({ selection }, frame, { row, column }, texts) {
 }
 
 /**
- * What is said of NaN in a row of bins.
+ * What is said of a bin without a number.
  * @param {Frame} frame
  * @param {number} row
+ * @param {number} column
  */
-function noneWordsOf(frame, row) {
-  const isLost = frame.isLost(row);
-  return isLost === undefined ? "…" : noneWords(isLost);
+function noneWordsOf(frame, row, column) {
+  if (frame.lacks(row, column)) return "no counterpart";
+  const isLost = frame.isLost(row, column) || frame.isOtherLost(row, column);
+  return frame.where.effect ? effectWords(NaN, isLost) : noneWords(isLost);
 }
 
 /**
@@ -87,10 +89,8 @@ function noneWordsOf(frame, row) {
 function shownValue(frame, row, column) {
   const value = frame.valueAt(row, column);
   if (frame.where.effect) return value;
-  if (!frame.other) return value === undefined ? value : Math.exp(value);
-  const other = frame.otherValueAt(row, column);
-  if (value === undefined || other === undefined) return undefined;
-  return Number.isNaN(value) && Number.isNaN(other) ? NaN : differenceOf(value, other);
+  if (frame.other) return frame.differenceAt(row, column);
+  return value === undefined ? value : Math.exp(value);
 }
 
 /**
@@ -121,7 +121,8 @@ export function exactWordsOfBin(context, frame, row, column, texts, found) {
   const from = namedQuery(frame, query, texts);
   const pair = `${from} → ${namedKey(key, texts)} = ${weight}   (click: go there)`;
   const isMean = frame.where.heads && !effect;
-  const isStrongest = context.selection.usedPlane !== "mass" && !frame.other && !isMean;
+  const isNone = Number.isNaN(frame.valueAt(row, column));
+  const isStrongest = context.selection.usedPlane !== "mass" && !frame.other && !isMean && !isNone;
   const place = placeOfBin(frame, row, column, texts);
   return `${isStrongest ? place : words}   ${effect ? "largest" : "strongest"}: ${pair}`;
 }
@@ -154,10 +155,10 @@ export async function wordsOfTokens(context, frame, query, key, texts) {
   if (!texts || frame.other) return words;
   const spans = [texts.queries.span(query, "word"), texts.keys.span(key, "word")];
   if (spans.every(([from, to]) => from === to)) return words;
-  const { values } = await context.source.row({ ...frame.where, unit: undefined, query });
+  const { values, lost } = await context.source.row({ ...frame.where, unit: undefined, query });
   const pair = `${texts.queries.label(query, 24)} → ${texts.keys.label(key, 24)}`;
-  const isLost = frame.isLost(query) ?? false;
-  const weight = Number.isNaN(values[key]) ? noneWords(isLost) : weightText(Math.exp(values[key]));
+  const isNone = Number.isNaN(values[key]);
+  const weight = isNone ? noneWords(isLostAt(lost, key)) : weightText(Math.exp(values[key]));
   return `${words}   its tokens ${pair}: ${weight}`;
 }
 
@@ -226,14 +227,15 @@ function named(position, index, tokens, unit) {
  */
 function differenceWords(about, frame, other, row, column) {
   const [one, compared] = [frame.valueAt(row, column), frame.otherValueAt(row, column)];
-  const words = (/** @type {number | undefined} */ value, /** @type {string} */ none) =>
-    value === undefined ? "…" : Number.isNaN(value) ? none : weightText(Math.exp(value));
-  const own = `${nameOfPlace(about, frame.where)} ${words(one, noneWordsOf(frame, row))}`;
-  const sides = `${own} − ${nameOfPlace(about, other)} ${words(compared, "masked or NaN")}`;
-  if (one === undefined || compared === undefined) return sides;
-  if (Number.isNaN(one) && Number.isNaN(compared)) return sides;
-  const difference = differenceOf(one, compared);
-  return `${sides} = ${signedText(difference)}`;
+  /** @type {(value: number | undefined, isLost: boolean) => string} */
+  const words = (value, isLost) => {
+    if (value === undefined) return "…";
+    return Number.isNaN(value) ? noneWords(isLost) : weightText(Math.exp(value));
+  };
+  const own = `${nameOfPlace(about, frame.where)} ${words(one, frame.isLost(row, column))}`;
+  const there = `${nameOfPlace(about, other)} ${words(compared, frame.isOtherLost(row, column))}`;
+  const difference = frame.differenceAt(row, column) ?? NaN;
+  return `${own} − ${there}${Number.isNaN(difference) ? "" : ` = ${signedText(difference)}`}`;
 }
 
 /**

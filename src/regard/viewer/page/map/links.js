@@ -7,6 +7,7 @@ import { make } from "../drawing/dom.js";
 import { countText, effectText, readText, signedText, weightText } from "../drawing/numbers.js";
 import { positionOf } from "./layout.js";
 
+/** @import { Aligned } from "../data/alignment.js" */
 /** @import { Context, Unit } from "../data/selection.js" */
 /** @import { Changed, Link, Links, RecordingFacts } from "../data/source.js" */
 /** @import { Texts } from "../data/tokens.js" */
@@ -14,9 +15,10 @@ import { positionOf } from "./layout.js";
 /** @typedef {(query: number, key: number) => void} GoTo */
 
 /**
- * What is listed: a number for each pair, which `text` writes, of queries that see `fewest` keys.
+ * What is listed: a number for each pair, which `text` writes; `none`: what is said in place of
+ * pairs, and `note` below them.
  * @typedef {{heading: string, pairs: Link[], text: (x: number) => string, none: string,
- *   fewest: number, isDone: boolean}} Listed
+ *   note: string, isDone: boolean}} Listed
  */
 
 const LISTED = 8;
@@ -34,7 +36,7 @@ const TOO_MANY = {
   pairs: [],
   text: String,
   none: `of a mean of heads up to ${countText(MEAN_PAIRS)} pairs; choose one head`,
-  fewest: 0,
+  note: "",
   isDone: true,
 };
 
@@ -65,7 +67,7 @@ export function makeLinks(context, { go, changed }) {
   const read = async () => {
     const { where, otherWhere, compare } = selection;
     if (compare === "difference" && otherWhere)
-      return differing(await source.changed(where, otherWhere, LISTED));
+      return differing(await source.changed(where, otherWhere, LISTED), await context.align());
     const facts = context.about.recordings[where.recording];
     if (where.effect) return withEffects(await source.links({ ...where, n: LISTED }));
     if (where.heads && facts.queries * facts.tokens > MEAN_PAIRS) return TOO_MANY;
@@ -73,12 +75,12 @@ export function makeLinks(context, { go, changed }) {
   };
   const request = async (/** @type {string} */ wanted) => {
     const { recording } = selection;
-    const { heading: words, pairs, text, none, fewest, isDone } = await read();
+    const { heading: words, pairs, text, none, note: below, isDone } = await read();
     const texts = await context.texts(recording);
     if (state.requested !== wanted) return;
     state.rings = pairs;
     heading.textContent = words;
-    note.textContent = fewest ? `Of queries that see at least ${fewest} keys.` : "";
+    note.textContent = below;
     const facts = context.about.recordings[recording];
     const button = (/** @type {Link} */ pair) => linkButton(pair, text(pair[2]), facts, named, go);
     const named = { ...texts, unit: selection.usedUnit };
@@ -140,8 +142,9 @@ function notable({ links, fewest, coverage }, facts) {
   const { kept: pairs, isLong } = notableLinks(links, facts);
   const heading = isLong ? "Strongest distant pairs" : "Strongest pairs";
   const text = (/** @type {number} */ x) => weightText(Math.exp(x));
-  const none = "no pair above 0 %: all are masked, or have no weight";
-  return { heading, pairs, text, none, fewest, isDone: coverage === 1 };
+  const none = "no pair above 0 %: all are masked, have no weight, or are not numbers (NaN)";
+  const note = fewest ? `Of queries that see at least ${fewest} keys.` : "";
+  return { heading, pairs, text, none, note, isDone: coverage === 1 };
 }
 
 /**
@@ -152,25 +155,23 @@ function withEffects({ links: pairs, coverage }) {
   const none = "no pair has an effect here";
   const part = coverage < 1 ? ` · ${readText(coverage)} of rows read` : "";
   const heading = `Strongest effects${part}`;
-  return { heading, pairs, text: effectText, none, fewest: 0, isDone: coverage === 1 };
+  return { heading, pairs, text: effectText, none, note: "", isDone: coverage === 1 };
 }
 
 /**
  * @param {Changed} found
+ * @param {Aligned} alignment
  * @returns {Listed}
  */
-function differing({ links, coverage, settled }) {
+function differing({ links, lost, coverage, settled }, alignment) {
   const pairs = links.filter(([, , difference]) => Math.abs(difference) >= LEAST);
   const part = coverage < 1 ? ` · ${readText(coverage)} of queries` : "";
   const heading = `Largest differences${part}`;
-  return {
-    heading,
-    pairs,
-    text: signedText,
-    none: "no difference",
-    fewest: 0,
-    isDone: coverage === 1 || settled,
-  };
+  const hasPairs = !alignment || (alignment.queries.isAny && alignment.keys.isAny);
+  const none = hasPairs ? `no ${lost ? "other " : ""}difference` : "no pair has a counterpart";
+  const counted = `${countText(lost)} ${lost === 1 ? "query" : "queries"}`;
+  const note = lost ? `Weights of ${counted} are not numbers (NaN).` : "";
+  return { heading, pairs, text: signedText, none, note, isDone: coverage === 1 || settled };
 }
 
 /**

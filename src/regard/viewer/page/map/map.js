@@ -283,8 +283,7 @@ export class HeadMapView {
     this.context.say(words, isSameBin(before, hovered)); // painted anew below a pointer that rests
     const exact = () => this.#sayExact(hovered).catch(unlessSaid);
     const isMore = this.selection.usedUnit === "word" || frame.where.effect;
-    const isOpen = Number.isNaN(value) && frame.isLost(hovered.row) === undefined;
-    if (level > 0 || isMore || isOpen) this.resting = setTimeout(exact, EXACT_MS);
+    if (level > 0 || isMore) this.resting = setTimeout(exact, EXACT_MS);
   }
 
   /**
@@ -406,10 +405,6 @@ export class HeadMapView {
   async #sayExact(hovered) {
     const { frame, row, column, level } = hovered;
     await this.context.texts(frame.where.recording);
-    if (level === 0 && Number.isNaN(hovered.value)) {
-      await frame.learnRow(row);
-      this.hover(frame);
-    }
     const texts = this.#axisTexts(frame) ?? undefined;
     const ofPair = frame.where.effect ? wordsOfEffect : wordsOfTokens;
     const read = level === 0 ? ofPair : exactWordsOfBin;

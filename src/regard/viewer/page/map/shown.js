@@ -1,7 +1,6 @@
 // The range of the values in a frame, for the colours.
 
 import { colourRange } from "../drawing/colours.js";
-import { differenceOf } from "./cells.js";
 
 /** @import { Fields, Selection } from "../data/selection.js" */
 /** @import { Frame } from "./frame.js" */
@@ -43,9 +42,10 @@ function spanShown(frame) {
   let most = 0;
   for (const row of distinctBins(frame.rows))
     for (const column of distinctBins(frame.columns)) {
-      const [one, other] = [frame.valueAt(row, column), frame.otherValueAt(row, column)];
-      const effect = frame.where.effect ? (one ?? NaN) : differenceOf(one ?? NaN, other ?? NaN);
-      if (Math.abs(effect) > most) most = Math.abs(effect);
+      const shown = frame.where.effect
+        ? frame.valueAt(row, column)
+        : frame.differenceAt(row, column);
+      if (Math.abs(shown ?? NaN) > most) most = Math.abs(shown ?? NaN);
     }
   return most > 0 ? Number(most.toPrecision(2)) : null;
 }

@@ -48,14 +48,19 @@ export class MapSums {
 
   // CSS pixels that the bars take beside and below the cells.
   get room() {
-    const { sums, effect } = this.context.selection;
-    return sums && !effect ? ROOM : 0;
+    return this.context.selection.sums && !this.#none ? ROOM : 0;
+  }
+
+  // Why there are no sums of what is shown, or nothing.
+  get #none() {
+    const { effect, compare, otherWhere } = this.context.selection;
+    if (effect) return "Sums are those of weights";
+    return compare === "difference" && otherWhere ? "Sums are those of one head" : "";
   }
 
   show() {
-    const { effect } = this.context.selection;
-    this.button.disabled = effect !== undefined;
-    this.button.title = effect ? "Sums are those of weights" : ABOUT;
+    this.button.disabled = this.#none !== "";
+    this.button.title = this.#none || ABOUT;
     this.button.setAttribute("aria-pressed", String(this.room > 0));
     this.label.hidden = true;
     this.again = () => {};

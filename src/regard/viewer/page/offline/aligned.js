@@ -50,15 +50,6 @@ export class AlignedHead {
     return [from, to];
   }
 
-  /**
-   * @param {number} row
-   * @param {number} column
-   */
-  log(row, column) {
-    const [query, key] = [this.queries[row], this.keys[column]];
-    return query < 0 || key < 0 ? NaN : this.head.log(query, key);
-  }
-
   /** @param {number} row */
   visible(row) {
     const query = this.queries[row];
@@ -107,7 +98,7 @@ function withCounterparts(places) {
 }
 
 /**
- * Calls `take` with the difference of each pair of a row.
+ * Calls `take` with the difference of each pair of a row; NaN where a weight is no number.
  * @param {[AlignedHead, AlignedHead]} heads
  * @param {number} row
  * @param {(difference: number, column: number) => void} take
@@ -115,8 +106,11 @@ function withCounterparts(places) {
 function differences([one, other], row, take) {
   one.logs(row);
   other.logs(row);
-  const weight = (/** @type {number} */ log) => (Number.isNaN(log) ? 0 : Math.exp(log));
-  for (let j = 0; j < one.line.length; j++) take(weight(one.line[j]) - weight(other.line[j]), j);
+  const weight = (/** @type {AlignedHead} */ head, /** @type {number} */ j) => {
+    if (!Number.isNaN(head.line[j])) return Math.exp(head.line[j]);
+    return head.isLost(row, j) ? NaN : 0;
+  };
+  for (let j = 0; j < one.line.length; j++) take(weight(one, j) - weight(other, j), j);
 }
 
 // How much each head of a layer changed: the mean over queries of ½ Σ |difference|.
@@ -166,6 +160,7 @@ export class ChangedWork extends RowWork {
     /** @type {Changed["links"]} */
     this.found = [];
     this.floor = 0;
+    this.lost = 0; // queries with differences that are no numbers
   }
 
   /**
@@ -174,10 +169,13 @@ export class ChangedWork extends RowWork {
    */
   take(row) {
     const [{ queries, keys }] = this.pair;
+    let isLost = false;
     differences(this.pair, row, (difference, column) => {
+      isLost ||= Number.isNaN(difference);
       if (Math.abs(difference) > this.floor)
         this.found.push([queries[row], keys[column], Math.fround(difference)]);
     });
+    if (isLost) this.lost++;
     if (this.found.length > 64 + 4 * this.n) this.#cut();
   }
 
@@ -189,6 +187,7 @@ export class ChangedWork extends RowWork {
 
   changed() {
     this.#cut();
-    return { links: this.found, coverage: this.coverage, settled: this.coverage === 1 };
+    const { found: links, lost, coverage } = this;
+    return { links, lost, coverage, settled: coverage === 1 };
   }
 }

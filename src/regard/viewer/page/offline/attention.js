@@ -182,16 +182,6 @@ export class AttentionHead {
   }
 
   /**
-   * ln of one weight, NaN where it is masked.
-   * @param {number} i
-   * @param {number} j
-   */
-  log(i, j) {
-    const [from, to] = this.logs(i, j, j + 1);
-    return from < to ? this.line[j] : NaN;
-  }
-
-  /**
    * The score of query i with each key from low to high − 1, into this.line.
    * @param {number} i
    * @param {number} low

@@ -47,12 +47,12 @@ export class EffectHead {
   }
 
   /**
-   * As AttentionHead has it, of the effect.
+   * Whether the effect of an unmasked pair, whose row was computed, is no finite number.
    * @param {number} i
    * @param {number} j
    */
   isLost(i, j) {
-    return Number.isNaN(this.line[j]) && this.head.sees(i, j);
+    return !Number.isFinite(this.line[j]) && this.head.sees(i, j);
   }
 
   isFirst() {
@@ -73,15 +73,6 @@ export class EffectHead {
     const [low, high] = this.interval(i);
     const a = Math.min(Math.max(low, from), high);
     return [a, Math.max(a, Math.min(high, to))];
-  }
-
-  /**
-   * @param {number} i
-   * @param {number} j
-   */
-  log(i, j) {
-    const [from, to] = this.logs(i, j, j + 1);
-    return from < to ? this.line[j] : NaN;
   }
 
   /** @param {number} i */
@@ -211,15 +202,6 @@ export class MeanEffects {
     }
     return [low, high];
   }
-
-  /**
-   * @param {number} i
-   * @param {number} j
-   */
-  log(i, j) {
-    const [from, to] = this.logs(i, j, j + 1);
-    return from < to ? this.line[j] : NaN;
-  }
 }
 
 // 256 × 256 bins, each with the effect of largest size in it.
@@ -243,7 +225,7 @@ export class EffectTileWork extends RowWork {
     this.left = left;
     this.right = right;
     this.values = new Float32Array(TILE * TILE).fill(NaN);
-    /** @type {Set<number>} bins with effects of NaN */
+    /** @type {Set<number>} bins with effects that are no finite numbers */
     this.lost = new Set();
   }
 
@@ -263,7 +245,7 @@ export class EffectTileWork extends RowWork {
   }
 
   picture() {
-    return this.values.map((effect, at) => (this.lost.has(at) ? NaN : effect));
+    return this.values.map((effect, at) => (this.lost.has(at) ? Infinity : effect));
   }
 }
 
@@ -281,7 +263,7 @@ export class EffectRowsWork extends RowWork {
     this.head = head;
     this.queries = queries;
     this.sums = new Float64Array(head.layer.keys).fill(NaN);
-    this.lost = new Uint8Array(head.layer.keys); // the keys with an effect of NaN
+    this.lost = new Uint8Array(head.layer.keys); // the keys with an effect that is no finite number
   }
 
   /**
@@ -294,14 +276,14 @@ export class EffectRowsWork extends RowWork {
     const [low, high] = head.logs(query);
     for (let j = low; j < high; j++) {
       const effect = head.line[j];
-      if (!Number.isNaN(effect)) sums[j] = (Number.isNaN(sums[j]) ? 0 : sums[j]) + effect;
+      if (Number.isFinite(effect)) sums[j] = (Number.isNaN(sums[j]) ? 0 : sums[j]) + effect;
       else if (head.isLost(query, j)) lost[j] = 1;
     }
   }
 
   get values() {
     const { sums, lost, read } = this;
-    return Float32Array.from(sums, (sum, j) => (lost[j] ? NaN : sum / read));
+    return Float32Array.from(sums, (sum, j) => (lost[j] ? Infinity : sum / read));
   }
 }
 
@@ -346,7 +328,8 @@ export class EffectLinksWork extends RowWork {
 
   links() {
     this.#cut();
-    return this.found;
+    const told = (/** @type {number} */ effect) => (Number.isFinite(effect) ? effect : NaN);
+    return this.found.map(([query, key, effect]) => [query, key, told(effect)]);
   }
 }
 
@@ -362,7 +345,7 @@ export class EffectHeadsWork extends RowWork {
     this.down = down;
     this.across = Math.min(THUMBNAIL, keys);
     this.values = heads.map(() => new Float32Array(down * this.across).fill(NaN));
-    /** @type {Set<number>[]} bins of each head with effects of NaN */
+    /** @type {Set<number>[]} bins of each head with effects that are no finite numbers */
     this.lost = heads.map(() => new Set());
   }
 

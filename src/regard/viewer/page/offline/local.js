@@ -19,7 +19,7 @@ import { LocalParameters } from "./parameters.js";
 import { LATER, LocalTurns, SOON } from "./turns.js";
 import { unpackedArray } from "./unpack.js";
 import { WordHead } from "./words.js";
-import { ColumnWork, HeadsWork, LinksWork, TileWork, VisibleWork } from "./work.js";
+import { ColumnWork, HeadsWork, LinksWork, TileWork, toldIn, toldOf, VisibleWork } from "./work.js";
 
 /** @import { About, EffectKind, HeadRoles, SendRequest, Parameters, Reply, Run } from "../data/source.js" */
 /** @import { Numbers, HeldLayer, Pair, Rules } from "./attention.js" */
@@ -188,7 +188,7 @@ class LocalAnswers {
     await this.turns.wait(SOON, signal);
     const [low, high] = head.logs(query);
     const value = new Float32Array(head.layer.keys).fill(NaN);
-    value.set(head.line.subarray(low, high), low);
+    for (let key = low; key < high; key++) value[key] = toldIn(head, query, key);
     return { value };
   }
 
@@ -318,8 +318,8 @@ class LocalAnswers {
         if (this.turns.isOver) await this.turns.wait(SOON, signal);
         if (hasNone) found.push(NaN);
         else if (effect)
-          found.push((await this.#effectsOf(recording, layer, n, effect)).log(query, key));
-        else found.push((await this.#read(recording, layer, n, first, unit)).log(query, key));
+          found.push(toldOf(await this.#effectsOf(recording, layer, n, effect), query, key));
+        else found.push(toldOf(await this.#read(recording, layer, n, first, unit), query, key));
       }
     }
     return { value: Float32Array.from(found) };

@@ -56,15 +56,6 @@ export class MeanHead {
     for (let j = low; j < high; j++) line[j] = this.isLost(i, j) ? NaN : meanLog(lines, j);
     return [low, high];
   }
-
-  /**
-   * @param {number} i
-   * @param {number} j
-   */
-  log(i, j) {
-    const [from, to] = this.logs(i, j, j + 1);
-    return from < to ? this.line[j] : NaN;
-  }
 }
 
 // The tiles of several heads, each bin the mean of theirs.
@@ -85,7 +76,7 @@ export class MeanTileWork extends RowWork {
   picture(plane) {
     const pictures = this.works.map((work) => work.picture(plane));
     const isLost = (/** @type {number} */ at) => this.works.some(({ lost }) => lost.has(at));
-    return pictures[0].map((_, at) => (isLost(at) ? NaN : meanLog(pictures, at)));
+    return pictures[0].map((_, at) => (isLost(at) ? Infinity : meanLog(pictures, at)));
   }
 }
 
@@ -123,7 +114,7 @@ export class MeanRowWork extends RowWork {
 
   get values() {
     const { sums, lost, read } = this;
-    return Float32Array.from(sums, (sum, j) => (lost[j] ? NaN : Math.log(sum / read)));
+    return Float32Array.from(sums, (sum, j) => (lost[j] ? Infinity : Math.log(sum / read)));
   }
 }
 

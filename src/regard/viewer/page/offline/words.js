@@ -94,15 +94,6 @@ export class WordHead {
   }
 
   /**
-   * @param {number} i
-   * @param {number} j
-   */
-  log(i, j) {
-    const [from, to] = this.logs(i, j, j + 1);
-    return from < to ? this.line[j] : NaN;
-  }
-
-  /**
    * Whether query i and key j are the first of their words, or of the part that starts there.
    * @param {number} i
    * @param {number} j

@@ -13,11 +13,13 @@ import { TILE } from "../data/source.js";
 
 /** @typedef {AttentionHead | WordHead | AlignedHead} Head */
 
+/** @typedef {Pick<HeadRows, "line" | "logs" | "isLost">} ReadRows whose rows were computed */
+
 const FEW_KEYS = 8; // of fewer, one has a large weight in any case
 
 /**
  * What a work reads of a head, or of the mean of several.
- * @typedef {Pick<WordHead, "line" | "interval" | "logs" | "log" | "visible" | "isFirst" | "isLost"> &
+ * @typedef {Pick<WordHead, "line" | "interval" | "logs" | "visible" | "isFirst" | "isLost"> &
  *   {layer: {queries: number, keys: number}}} HeadRows
  */
 
@@ -101,6 +103,28 @@ export function evenBounds(low, high, side) {
   return bounds;
 }
 
+/**
+ * A number of a row that was computed, of a key of its interval; +∞ where it is none, and its pair
+ * is not masked.
+ * @param {ReadRows} head
+ * @param {number} row
+ * @param {number} key
+ */
+export function toldIn(head, row, key) {
+  return head.isLost(row, key) ? Infinity : head.line[key];
+}
+
+/**
+ * The same of any pair; NaN where it is masked.
+ * @param {ReadRows} head
+ * @param {number} row
+ * @param {number} key
+ */
+export function toldOf(head, row, key) {
+  const [from, to] = head.logs(row, key, key + 1);
+  return from < to ? toldIn(head, row, key) : NaN;
+}
+
 // 256 × 256 bins, on both planes.
 export class TileWork extends RowWork {
   /**
@@ -157,11 +181,11 @@ export class TileWork extends RowWork {
     for (let at = 0; at < strongest.length; at++) {
       const bin = Math.floor(at / across);
       const place = bin * TILE + (at % across);
-      if (Number.isNaN(strongest[at]) || this.lost.has(place)) continue;
+      if (Number.isNaN(strongest[at])) continue;
       const isMean = plane === "mass" && side > 1;
-      const log = isMean ? Math.log(sums[at] / taken[bin]) : strongest[at];
-      picture[place] = log;
+      picture[place] = isMean ? Math.log(sums[at] / taken[bin]) : strongest[at];
     }
+    for (const place of this.lost) picture[place] = Infinity;
     return picture;
   }
 }
@@ -185,7 +209,7 @@ export class ColumnWork extends RowWork {
    */
   take(row) {
     const [low, high] = this.head.interval(row);
-    if (low <= this.key && this.key < high) this.values[row] = this.head.log(row, this.key);
+    if (low <= this.key && this.key < high) this.values[row] = toldOf(this.head, row, this.key);
   }
 }
 
@@ -361,6 +385,8 @@ export class HeadsWork extends RowWork {
     for (let j = 0; j < keys; j++) this.bins[j] = Math.floor(((j + 1) * this.across - 1) / keys);
     this.places = tokens && tokens.length === queries ? placesOfTokens(tokens) : null;
     this.strongest = heads.map(() => new Float64Array(this.down * this.across).fill(NaN));
+    /** @type {Set<number>[]} bins of each head with weights of NaN, not masked */
+    this.lost = heads.map(() => new Set());
     const zero = { first: 0, previous: 0, induction: 0 };
     /** @type {Sums[]} */
     this.sums = heads.map(() => ({ entropy: 0, distance: 0, ...zero, counts: { ...zero } }));
@@ -378,7 +404,8 @@ export class HeadsWork extends RowWork {
       const picture = this.strongest[n];
       for (let j = low; j < high; j++) {
         const at = bin * this.across + this.bins[j];
-        if (!Number.isNaN(head.line[j]) && !(picture[at] >= head.line[j]))
+        if (head.isLost(row, j)) this.lost[n].add(at);
+        else if (head.line[j] >= -Infinity && !(picture[at] >= head.line[j]))
           picture[at] = head.line[j];
       }
     }
@@ -424,10 +451,13 @@ export class HeadsWork extends RowWork {
     /** @type {(name: Role) => Scores | null} */
     const scored = (name) =>
       this.places ? this.sums.map((sums) => finiteOrNull(sums[name] / sums.counts[name])) : null;
+    const pictures = this.strongest.map((values, n) =>
+      values.map((log, at) => (this.lost[n].has(at) ? NaN : log)),
+    );
     return {
       size: THUMBNAIL,
       thumbnails: packedThumbnails(
-        this.strongest,
+        pictures,
         this,
         (log) => Math.round(log * THUMBNAIL_STEPS) / THUMBNAIL_STEPS,
       ),

@@ -3,7 +3,7 @@
 import { nameOfPlace } from "../data/selection.js";
 import { entryOf, invisiblePixel, pixelTable } from "../drawing/colours.js";
 import { make, penOf } from "../drawing/dom.js";
-import { weightText } from "../drawing/numbers.js";
+import { noneWords, weightText } from "../drawing/numbers.js";
 
 /** @import { Context, Selection } from "../data/selection.js" */
 /** @import { Scores } from "../data/source.js" */
@@ -73,8 +73,11 @@ export class ChangeGrid {
     const least = Math.min(1, ...known.map(({ coverage }) => coverage));
     const part = least < 1 ? ` ${Math.max(1, Math.round(100 * least))} % of the queries.` : "";
     const most = this.#most();
-    const words = most ? `most: ${this.#said(most)}.${part}` : "no head of the same number.";
-    this.words.textContent = `Change of each head, ${words}`;
+    const isLost = known.some(({ change }) => change.some(Number.isNaN));
+    const none = isLost ? "no number." : "no head of the same number.";
+    const lost = isLost ? " Where weights are not numbers (NaN), there is none." : "";
+    const words = most ? `most: ${this.#said(most)}.${part}` : none;
+    this.words.textContent = `Change of each head, ${words}${lost}`;
     this.canvas.setAttribute("aria-label", this.words.textContent);
     this.#draw();
   }
@@ -88,12 +91,14 @@ export class ChangeGrid {
   #said(place) {
     const { about, recording } = this.context.selection;
     const value = this.#value(place);
-    return `${nameOfPlace(about, { ...place, recording })} ${value === null ? "–" : weightText(value)}`;
+    const none = value === null ? "–" : noneWords(true);
+    const words = Number.isNaN(value ?? NaN) ? none : weightText(Number(value));
+    return `${nameOfPlace(about, { ...place, recording })} ${words}`;
   }
 
   // The head that changed most, or null.
   #most() {
-    const places = this.#places().filter((place) => this.#value(place) !== null);
+    const places = this.#places().filter((place) => !Number.isNaN(this.#value(place) ?? NaN));
     const order = (/** @type {HeadPlace} */ place) => -Number(this.#value(place));
     return places.toSorted((a, b) => order(a) - order(b))[0] ?? null;
   }
@@ -153,6 +158,8 @@ export class ChangeGrid {
  */
 function colourOf(value, top, dark) {
   const pixel =
-    value === null ? invisiblePixel(dark) : pixelTable(false, dark)[entryOf(value, 0, top)];
+    value === null || Number.isNaN(value)
+      ? invisiblePixel(dark)
+      : pixelTable(false, dark)[entryOf(value, 0, top)];
   return `rgb(${pixel & 255} ${(pixel >> 8) & 255} ${(pixel >> 16) & 255})`;
 }

@@ -1,6 +1,8 @@
 // The head to compare with: of any layer, of any recording.
 
+import { counterpart } from "../data/alignment.js";
 import { labelOfRecording, nameOfPlace, nearestPlace, placeOf } from "../data/selection.js";
+import { unlessSaid } from "../data/watch.js";
 import { make, makePicker } from "../drawing/dom.js";
 
 /** @import { Compare, Context, Fields, Selection } from "../data/selection.js" */
@@ -35,7 +37,7 @@ export function makeCompare(context) {
   const swap = make("button", { type: "button", class: "regard-button", text: "⇄" });
   swap.title = "Swap both heads";
   swap.setAttribute("aria-label", "Swap both heads");
-  swap.addEventListener("click", () => swapHeads(selection));
+  swap.addEventListener("click", () => swapHeads(context).catch(unlessSaid));
   recording.fill(about.recordings.map((_, n) => [n, labelOfRecording(about, n)]));
   const other = make(
     "div",
@@ -60,8 +62,13 @@ export function makeCompare(context) {
     if (FOLLOWED.some((name) => changed.has(name))) show();
   });
   show();
-  // An address may say to compare, and not with what.
-  if (selection.compare && !selection.other) compareBy(selection, selection.compare);
+  // An address may say to compare, and not with what, or with a head that is not there.
+  const choose = () => {
+    if (selection.compare && !selection.otherWhere)
+      compareBy(selection, selection.compare, { step: false });
+  };
+  selection.listen(choose);
+  choose();
   const toggle = () => {
     const ways = /** @type {Compare[]} */ (Object.keys(WAYS));
     compareBy(selection, ways[(ways.indexOf(selection.compare) + 1) % ways.length]);
@@ -72,9 +79,10 @@ export function makeCompare(context) {
 /**
  * @param {Selection} selection
  * @param {Compare} compare
+ * @param {{step?: boolean}} [how]
  */
-function compareBy(selection, compare) {
-  selection.set({ compare, other: otherText(selection.about, otherOf(selection)) });
+function compareBy(selection, compare, how) {
+  selection.set({ compare, other: otherText(selection.about, otherOf(selection)) }, how);
 }
 
 /**
@@ -119,8 +127,12 @@ function otherText(about, where) {
   return `${nameOfPlace(about, where)}${where.recording ? `@${where.recording}` : ""}`;
 }
 
-/** @param {Selection} selection */
-function swapHeads(selection) {
+/**
+ * The chosen pair becomes its counterpart, or another where it has none.
+ * @param {Context} context
+ */
+async function swapHeads({ selection, align }) {
+  const pair = counterpart(await align(), "there", selection);
   const other = otherText(selection.about, selection.where);
-  selection.set({ ...otherOf(selection), other });
+  selection.set({ ...otherOf(selection), other, ...pair });
 }

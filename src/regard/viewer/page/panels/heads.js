@@ -1,6 +1,7 @@
 // Every head of every layer as a small attention map: the picker of heads.
 
 import { toggleHead } from "../data/extend.js";
+import { isLostAt } from "../data/lost.js";
 import { nameOfPlace, sharing } from "../data/selection.js";
 import { unlessSaid } from "../data/watch.js";
 import {
@@ -22,11 +23,11 @@ import {
   penOf,
   showInside,
 } from "../drawing/dom.js";
-import { effectWords, readText, stepText, weightText } from "../drawing/numbers.js";
+import { effectWords, noneWords, readText, stepText, weightText } from "../drawing/numbers.js";
 import { ChangeGrid, comparedRecording, readChange } from "./change.js";
 
 /** @import { Context, Fields } from "../data/selection.js" */
-/** @import { EffectKind, EffectThumbnails, HeadRoles, HeadsFacts } from "../data/source.js" */
+/** @import { EffectKind, EffectThumbnails, Floats, HeadRoles, HeadsFacts } from "../data/source.js" */
 /** @import { LayerChange } from "./change.js" */
 
 /** @typedef {"entropy" | "distance" | "first" | "previous" | "induction" | "change" | "effect"} Score */
@@ -97,7 +98,7 @@ class HeadsPanel {
     this.grid = new ChangeGrid(context);
     this.compared = comparedRecording(this.selection);
     this.effect = this.selection.effect;
-    /** @type {Float32Array | null} ln of the chosen pair's weight in every head, or its effect */
+    /** @type {Floats | null} ln of the chosen pair's weight in every head, or its effect */
     this.pair = null;
     /** @type {"layer" | Score} */
     this.order = "layer";
@@ -382,8 +383,10 @@ class HeadsPanel {
   /** @param {Score} order */
   #sorted(order) {
     const { least } = SCORES[order];
-    const number = (/** @type {HeadCell} */ cell) =>
-      this.#score(cell, order) ?? (least ? Infinity : -Infinity);
+    const number = (/** @type {HeadCell} */ cell) => {
+      const score = this.#score(cell, order) ?? NaN;
+      return Number.isNaN(score) ? (least ? Infinity : -Infinity) : score;
+    };
     const way = least ? 1 : -1;
     const known = this.cells.toSorted((a, b) => way * (number(a) - number(b)) || 0);
     return known.map((cell) => cell.button);
@@ -406,7 +409,7 @@ class HeadsPanel {
   #scoreText(cell, name) {
     const { text } = SCORES[name];
     const [score, mean] = [this.#score(cell, name), this.#corpusMean(cell, name)];
-    const own = score === null ? "–" : text(score);
+    const own = score === null ? "–" : Number.isNaN(score) ? "NaN" : text(score);
     return mean === null ? own : `${own} (${text(mean)})`;
   }
 
@@ -481,11 +484,11 @@ class HeadsPanel {
     const { first, unit, effect } = where;
     if (query === null || key === null) return;
     const asked = { recording, query, key, first, unit, effect };
-    const { values } = await this.context.source.pair(asked);
+    const found = await this.context.source.pair(asked);
     const now = this.selection;
     const isSame = now.query === query && now.key === key && now.effect === effect;
     if (now.recording !== recording || !isSame) return;
-    this.pair = values;
+    this.pair = found;
     this.paintAll();
   }
 
@@ -499,7 +502,7 @@ class HeadsPanel {
     this.#name(cell);
     const place = this.cells.indexOf(cell);
     if (this.coloursPair) {
-      if (this.pair) this.#draw(cell, this.pair.subarray(place, place + 1), 1);
+      if (this.pair) this.#draw(cell, this.pair.values.subarray(place, place + 1), 1);
       return;
     }
     const facts = this.effects[cell.layer] ?? this.facts[cell.layer];
@@ -541,15 +544,22 @@ class HeadsPanel {
     const scores = SCORE_NAMES.filter((name) => this.#score(cell, name) !== null);
     const parts = scores.map((name) => `${SCORES[name].name} ${this.#scoreText(cell, name)}`);
     const place = this.cells.indexOf(cell);
-    if (this.coloursPair && this.pair && place >= 0) {
-      const number = this.pair[place];
-      const words = this.effect ? effectWords(number) : `weight ${weightText(Math.exp(number))}`;
-      parts.unshift(Number.isNaN(number) ? "masked or NaN" : words);
-    }
+    if (this.coloursPair && this.pair && place >= 0)
+      parts.unshift(this.#pairWords(this.pair, place));
     const role = this.roles?.roles[cell.layer][cell.head];
     const name = [this.#called(cell), ...(role ? [role] : []), ...parts].join(", ");
     cell.button.setAttribute("aria-label", name);
     cell.button.title = name;
+  }
+
+  /**
+   * @param {Floats} pair
+   * @param {number} place
+   */
+  #pairWords({ values, lost }, place) {
+    const [number, isLost] = [values[place], isLostAt(lost, place)];
+    if (this.effect) return effectWords(number, isLost);
+    return Number.isNaN(number) ? noneWords(isLost) : `weight ${weightText(Math.exp(number))}`;
   }
 
   #showChosen() {

@@ -1,11 +1,12 @@
 // A line of weights along a text: those of one query, or of one key.
 
-import { isLostRow } from "../data/lost.js";
+import { isLostAt } from "../data/lost.js";
 import { countIn, isIn } from "../data/several.js";
 import { colourRange, weightColour } from "../drawing/colours.js";
 import { countSeen } from "../drawing/numbers.js";
 import { differenceColour, readCompared } from "./compared.js";
 
+/** @import { Lost } from "../data/lost.js" */
 /** @import { Context, Selection, Side, Unit } from "../data/selection.js" */
 /** @import { Texts, TokenText } from "../data/tokens.js" */
 /** @import { Compared } from "./compared.js" */
@@ -15,10 +16,10 @@ import { differenceColour, readCompared } from "./compared.js";
  * key) whose weights these are, null where it is of the other text, `own`; `locked` is the other
  * token of the pair. By words each piece has its word's weight, and `singles` has it once; else
  * they are `values`. `at(place)` is ln of a weight, `seenAt(place)` its query's unmasked keys,
- * `compared` its signed numbers, where effects or a difference are shown. `lost`: whether weights of
- * its queries are no numbers; of a key that of the pair, where the key has no weight. Of several queries,
- * `count` of them, it is the mean, and `isChosen(place)` tells each.
- * @typedef {Texts & {unit: Unit, side: Side, lost: boolean, text: TokenText, own: {text: TokenText, place: number} | null,
+ * `compared` its signed numbers, where effects or a difference are shown; `lost`: where weights are
+ * no numbers, `isLost(place)`. Of several queries, `count` of them, it is the mean, and
+ * `isChosen(place)` tells each.
+ * @typedef {Texts & {unit: Unit, side: Side, lost: Lost, isLost: (place: number) => boolean, text: TokenText, own: {text: TokenText, place: number} | null,
  *   values: Float32Array, singles: Float32Array, base: number, chosen: number | null, locked: number, coverage: number,
  *   count: number, isChosen: (place: number) => boolean, query: number, key: number, seenAt: (place: number) => number, total: number,
  *   at: (place: number) => number, compared: Compared | null}} Line
@@ -38,46 +39,64 @@ export async function readLine(context, { query, key }) {
   const where = { ...selection.where, effect: undefined };
   const { keys, queries, offset } = await texts(recording);
   if (side === "to") {
-    const { values, coverage } = await source.row({ ...where, ...asked });
+    const { values, lost, coverage } = await source.row({ ...where, ...asked });
     const chosen = offset === null ? null : offset + query;
     const own = offset === null ? { text: queries, place: query } : null;
     const singles = once(values, keys, unit);
-    const seen = countSeen(singles);
+    const seen = countSeen(singles) + countLost(lost, keys, unit);
     const count = countIn(queryParts);
     const isChosen = (/** @type {number} */ n) => offset !== null && isIn(queryParts, n - offset);
-    const found = { unit, side, text: keys, own, values, singles, base: 0, chosen, locked: key };
-    const compared = await readCompared(context, { ...found, query, key });
-    const lost = await isLostRow(source, where, queryParts, singles);
+    const found = {
+      unit,
+      side,
+      text: keys,
+      own,
+      values,
+      singles,
+      base: 0,
+      chosen,
+      locked: key,
+      lost,
+    };
+    const compared = await readCompared(context, { ...found, query, key, coverage });
     const rest = { query, key, keys, queries, offset, coverage, seenAt: () => seen, compared };
-    return withPlaces({ ...found, ...rest, count, isChosen, lost });
+    return withPlaces({ ...found, ...rest, count, isChosen });
   }
-  const { values, coverage } = await source.column({ ...where, key });
+  const { values, lost, coverage } = await source.column({ ...where, key });
   const counts = (await source.visible(where)).values;
   const base = offset ?? 0;
   const chosen = offset === null ? null : key;
   const own = offset === null ? { text: keys, place: key } : null;
   const text = offset === null ? queries : keys;
   const singles = once(values, queries, unit);
-  const found = { unit, side, text, own, values, singles, base, chosen, locked: base + query };
+  const found = {
+    unit,
+    side,
+    text,
+    own,
+    values,
+    singles,
+    base,
+    chosen,
+    locked: base + query,
+    lost,
+  };
   const seenAt = (/** @type {number} */ place) => counts[place - base];
-  const compared = await readCompared(context, { ...found, query, key });
+  const compared = await readCompared(context, { ...found, query, key, coverage });
   const one = { count: 1, isChosen: (/** @type {number} */ place) => place === chosen };
   const rest = { query, key, keys, queries, offset, coverage, seenAt, compared };
-  const lost = countSeen(singles) === 0 && (await isLostQuery(context, query));
-  return withPlaces({ ...found, ...rest, ...one, lost });
+  return withPlaces({ ...found, ...rest, ...one });
 }
 
 /**
- * Whether the weights of a query are no numbers.
- * @param {Context} context
- * @param {number} query
+ * How many tokens, or words, have weights that are no numbers.
+ * @param {Lost} lost
+ * @param {TokenText} text
+ * @param {Unit} unit
  */
-async function isLostQuery({ selection, source, texts }, query) {
-  const { recording, usedUnit: unit } = selection;
-  const where = { ...selection.where, effect: undefined };
-  const { keys } = await texts(recording);
-  const { values } = await source.row({ ...where, query });
-  return isLostRow(source, where, [[query, query + 1]], once(values, keys, unit));
+export function countLost(lost, text, unit) {
+  const isOne = (/** @type {number} */ n) => unit === "token" || text.isFirst(n, unit);
+  return lost?.reduce((count, is, n) => count + Number(is && isOne(n)), 0) ?? 0;
 }
 
 /**
@@ -92,14 +111,15 @@ export function once(values, text, unit) {
 }
 
 /**
- * @param {Omit<Line, "total" | "at">} line
+ * @param {Omit<Line, "total" | "at" | "isLost">} line
  * @returns {Line}
  */
 function withPlaces(line) {
   let total = 0;
   for (const value of line.singles) if (value > -Infinity) total += Math.exp(value);
   const at = (/** @type {number} */ place) => line.values[place - line.base] ?? NaN;
-  return { ...line, total, at };
+  const isLost = (/** @type {number} */ place) => isLostAt(line.lost, place - line.base);
+  return { ...line, total, at, isLost };
 }
 
 /**

@@ -1,10 +1,12 @@
 // The lines between two columns of tokens, as marks.
 
+/** @import { Lost } from "../data/lost.js" */
 /** @import { LineMark } from "../drawing/marks.js" */
 
 /**
- * A head's weights, row after row, NaN where masked, and the entry of its colour.
- * @typedef {{head: number, entry: number, weights: Float32Array}} HeadLines
+ * A head's weights, row after row: NaN where masked, and where they are lost; the entry of its
+ * colour.
+ * @typedef {{head: number, entry: number, weights: Float32Array, lost: Lost}} HeadLines
  */
 
 /** @typedef {{side: "query" | "key", place: number}} Pointed the token that is pointed at */

@@ -3,12 +3,13 @@
 
 import { lookAt, lookFrom } from "../data/choose.js";
 import { chooseHeads, extendTo, toggleHead, toggleQuery } from "../data/extend.js";
+import { isLostAt } from "../data/lost.js";
 import { unlessSaid } from "../data/watch.js";
 import { readWindow, windowAround } from "../data/window.js";
 import { watchTheme } from "../drawing/colours.js";
 import { make, penOf } from "../drawing/dom.js";
 import { drawMarks } from "../drawing/marks.js";
-import { countText } from "../drawing/numbers.js";
+import { countText, noneWords } from "../drawing/numbers.js";
 import { entriesOf, HEAD_COLOURS, MOST_HEADS } from "../drawing/palette.js";
 import { TokenColumn } from "./linecolumn.js";
 import { LEAST_SHOWN, lineMarks, percentText } from "./linemarks.js";
@@ -143,13 +144,13 @@ class LinesPanel {
     const places = selection.headPlaces.slice(0, MOST_HEADS);
     const entries = entriesOf(places);
     const read = async (/** @type {number} */ head, /** @type {number} */ n) => {
-      const logs = await readWindow(
+      const { values, lost } = await readWindow(
         context.source,
         { ...oneHead, head },
         rows.places,
         columns.places,
       );
-      return { head, entry: entries[n], weights: logs.map(Math.exp) };
+      return { head, entry: entries[n], weights: values.map(Math.exp), lost };
     };
     const heads = await Promise.all(places.map(read));
     if (run !== this.run) return;
@@ -200,6 +201,7 @@ class LinesPanel {
     const parts = [
       `The wider and stronger a line, the larger the weight. Masked pairs and weights under ${least} have none.`,
     ];
+    if (heads.some(({ lost }) => lost)) parts.push("Nor have those that are not numbers (NaN).");
     if (rows.places.length < rows.count || columns.places.length < columns.count)
       parts.push(
         `Of ${countText(columns.count)} ${unit}s, these are ${rows.places.length} queries and ` +
@@ -344,13 +346,15 @@ class LinesPanel {
     const said = heads.map((lines) => {
       const all = (isQuery ? columns : rows).places.map((at) => {
         const [query, key] = isQuery ? [place, at] : [at, place];
-        return { at, weight: weightIn(found, lines, query, key) };
+        const isLost = isLostAt(lines.lost, placeIn(found, query, key));
+        return { at, isLost, weight: weightIn(found, lines, query, key) };
       });
       const best = all.filter(({ weight }) => weight >= LEAST_SHOWN);
       best.sort((a, b) => b.weight - a.weight);
       const words = best.slice(0, heads.length > 2 ? 1 : 3).map(({ at, weight }) => {
         return `«${other.label(at, 16, unit)}» ${percentText(weight)}`;
       });
+      if (all.some(({ isLost }) => isLost)) words.push(noneWords(true));
       const text = `head ${numbers[lines.head]} ${words.join(", ") || "nothing from 1 % on"}`;
       return { text, weight: best[0]?.weight ?? 0 };
     });
@@ -385,7 +389,10 @@ class LinesPanel {
   #isMasked(found, key) {
     const { query } = this.selection;
     if (query === null) return false;
-    return found.heads.every((lines) => Number.isNaN(weightIn(found, lines, query, key)));
+    return found.heads.every((lines) => {
+      const isNone = Number.isNaN(weightIn(found, lines, query, key));
+      return isNone && !isLostAt(lines.lost, placeIn(found, query, key));
+    });
   }
 }
 
@@ -395,11 +402,21 @@ class LinesPanel {
  * @param {number} query
  * @param {number} key
  */
-function weightIn({ rows, columns }, { weights }, query, key) {
+function weightIn(found, { weights }, query, key) {
+  return weights[placeIn(found, query, key)];
+}
+
+/**
+ * The index of a pair among those drawn.
+ * @param {FoundLines} found
+ * @param {number} query
+ * @param {number} key
+ */
+function placeIn({ rows, columns }, query, key) {
   const [row, column] = [rows, columns].map(({ places }, n) =>
     places.findLastIndex((place) => place <= (n ? key : query)),
   );
-  return weights[row * columns.places.length + column];
+  return row * columns.places.length + column;
 }
 
 /**

@@ -9,7 +9,7 @@ import {
   weightEntry,
 } from "../drawing/colours.js";
 import { make, penOf } from "../drawing/dom.js";
-import { countText, timesText, weightText } from "../drawing/numbers.js";
+import { countText, noneWords, timesText, weightText } from "../drawing/numbers.js";
 import { shownAt } from "./line.js";
 
 /** @import { Selection, Unit } from "../data/selection.js" */
@@ -55,21 +55,33 @@ export function passageOf(line, place, tint) {
  * @param {string} label
  */
 export function passageButton(line, place, tint, label) {
-  const weight = Math.exp(line.at(place));
-  const hidden = Number.isNaN(weight) || Boolean(line.compared?.lacks(place));
-  const uniform = () => `${timesText(weight * line.seenAt(place))} × uniform`;
-  const { compared } = line;
-  const times = hidden ? "" : compared ? compared.beside(place - line.base) : uniform();
-  const number = compared?.numbers[place - line.base];
-  const text = compared && number !== undefined ? compared.text(number) : weightText(weight);
+  const [text, beside] = numberWords(line, place);
   const head = make(
     "span",
     { class: "regard-passage-head" },
-    make("span", { text: [countText(place), label, times].filter(Boolean).join(" · ") }),
-    make("b", { text: hidden || Number.isNaN(number ?? 0) ? "" : text }),
+    make("span", { text: [countText(place), label, beside].filter(Boolean).join(" · ") }),
+    make("b", { text }),
   );
   const passage = passageOf(line, place, tint);
   return make("button", { type: "button", class: "regard-place" }, head, passage);
+}
+
+/**
+ * The number of a place, nothing where it is masked, and what stands beside it.
+ * @param {Line} line
+ * @param {number} place
+ * @returns {[text: string, beside: string]}
+ */
+function numberWords(line, place) {
+  const { compared } = line;
+  if (compared?.lacks(place)) return ["", "no counterpart"];
+  if (compared) {
+    const number = compared.numbers[place - line.base];
+    return [Number.isNaN(number) ? "" : compared.text(number), compared.beside(place - line.base)];
+  }
+  const weight = Math.exp(line.at(place));
+  if (Number.isNaN(weight)) return [line.isLost(place) ? noneWords(true) : "", ""];
+  return [weightText(weight), `${timesText(weight * line.seenAt(place))} × uniform`];
 }
 
 // The whole text from top to bottom: {element, paint(line, …)}. `go(place)` goes there.
@@ -170,7 +182,7 @@ export class TextStrip {
     const near = [0, -1, 1, -2, 2, -3, 3].map((off) => y + off);
     const rows = near.filter((row) => row >= 0 && row < height);
     const places = rows.map((row) => strongestPlace(line, row, height)).filter((p) => p !== null);
-    places.sort((a, b) => line.at(b) - line.at(a));
+    places.sort((a, b) => sizeAt(line, b) - sizeAt(line, a));
     const [nearest] = placesOfRow(line.text, Math.min(Math.max(0, y), height - 1), height);
     this.go(places[0] ?? nearest);
   }
@@ -203,13 +215,20 @@ function strongestPlace(line, y, height) {
   const [from, to] = placesOfRow(line.text, y, height);
   /** @type {number | null} */
   let best = null;
-  const size = (/** @type {number} */ place) =>
-    line.compared ? Math.abs(line.compared.numbers[place - line.base]) : line.at(place);
   for (let place = from; place < to; place++) {
-    const value = size(place);
-    if (!Number.isNaN(value) && (best === null || value > size(best))) best = place;
+    const value = sizeAt(line, place);
+    if (!Number.isNaN(value) && (best === null || value > sizeAt(line, best))) best = place;
   }
   return best;
+}
+
+/**
+ * What places are ranked by: ln of the weight, or the size of the signed number.
+ * @param {Line} line
+ * @param {number} place
+ */
+function sizeAt({ compared, base, at }, place) {
+  return compared ? Math.abs(compared.numbers[place - base]) : at(place);
 }
 
 /**
@@ -232,6 +251,6 @@ function placesOfRow(text, y, height) {
  */
 function seenFrom(line, place, way) {
   for (let n = place; n >= 0 && n < line.text.length; n += way)
-    if (!Number.isNaN(line.at(n))) return n;
+    if (!Number.isNaN(line.at(n)) || line.isLost(n)) return n;
   return line.locked;
 }

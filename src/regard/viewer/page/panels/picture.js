@@ -71,6 +71,8 @@ async function pngOf({ width, height, marks }, fill, choices) {
   const scale = (choices.width * choices.dpi) / width;
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [Math.round(width * scale), Math.round(height * scale)];
+  if (!canvas.width || !canvas.height)
+    throw new RangeError("less than a pixel; take a larger width or more dpi");
   if (Math.max(canvas.width, canvas.height) > MOST_PIXELS)
     throw new RangeError("more than 16,384 pixels on a side; take a smaller width or fewer dpi");
   const pen = penOf(canvas);

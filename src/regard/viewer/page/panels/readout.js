@@ -1,13 +1,13 @@
 // The status line: the chosen pair, and what each change did.
 
 import { headsWords } from "../data/extend.js";
-import { isLostRow } from "../data/lost.js";
+import { isLostAt } from "../data/lost.js";
 import { countIn } from "../data/several.js";
 import { unlessSaid } from "../data/watch.js";
 import { make } from "../drawing/dom.js";
 import { countSeen, countText, effectWords, weightWords } from "../drawing/numbers.js";
 import { otherPairWords } from "./compared.js";
-import { once } from "./line.js";
+import { countLost, once } from "./line.js";
 
 /** @import { Changed, Compare, Context, Fields } from "../data/selection.js" */
 /** @import { Plane, Side, Unit, View } from "../data/selection.js" */
@@ -15,7 +15,7 @@ import { once } from "./line.js";
 /** @import { Scale } from "../drawing/colours.js" */
 
 /**
- * `value`: ln of the weight; `seen`: the number of the query's unmasked keys; `lost`: whether NaN is
+ * `value`: ln of the weight; `seen`: the number of the query's unmasked keys; `lost`: whether it is
  * no number. Of several queries, `count` of them, it is the mean.
  * @typedef {{query: number, key: number, value: number, seen: number, lost: boolean,
  *   count: number}} ReadPair
@@ -127,12 +127,11 @@ async function pairWords(context, query, key) {
   const { selection, source, texts } = context;
   const { recording, where, asked, queryParts, usedUnit: unit, effect } = selection;
   const found = await texts(recording);
-  const { values } = await source.row({ ...where, effect: undefined, ...asked });
+  const { values, lost: none } = await source.row({ ...where, effect: undefined, ...asked });
   const effects = effect && (await source.row({ ...where, ...asked })).values;
   const before = effects ? `${effectWords(effects[key], true)} · ` : "";
-  const singles = once(values, found.keys, unit);
-  const [value, seen] = [values[key], countSeen(singles)];
-  const lost = Number.isNaN(value) && (await isLostRow(source, where, queryParts, singles));
+  const seen = countSeen(once(values, found.keys, unit)) + countLost(none, found.keys, unit);
+  const [value, lost] = [values[key], isLostAt(none, key)];
   const pair = { query, key, value, seen, lost, count: countIn(queryParts) };
   return pairText({ ...found, unit }, pair, before) + (await otherPairWords(context, query, key));
 }

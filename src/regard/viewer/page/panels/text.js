@@ -32,6 +32,8 @@ import { TokenField } from "./tokenfield.js";
 /** @typedef {(place: number) => Tint | null} TintAt */
 
 const LOST = "The weights are not numbers (NaN): a score is NaN or infinite.";
+const LOST_EFFECTS =
+  "The effects are not finite numbers: a score, a value or a gradient is NaN, infinite or too large.";
 const SHORT = 2000; // tokens of a text that is shown whole
 const PLACES = 12;
 const LEAST = 0.00005; // shown as 0.0001
@@ -315,7 +317,7 @@ class TextPanel {
   #choose(place) {
     const { line } = this;
     if (!line) return;
-    if (Number.isNaN(line.at(place))) this.#look(place);
+    if (Number.isNaN(line.at(place)) && !line.isLost(place)) this.#look(place);
     else if (line.side === "to") this.selection.set({ key: place });
     else this.selection.set({ query: place - line.base });
   }
@@ -363,7 +365,7 @@ class TextPanel {
     else {
       const effect = line.compared?.effect && line.compared.numbers[place - line.base];
       const before = typeof effect === "number" ? `${effectWords(effect, true)} · ` : "";
-      const { lost, count } = line;
+      const [lost, { count }] = [line.isLost(place), line];
       this.context.say(pairText(line, { query, key, value, seen, lost, count }, before));
     }
   }
@@ -424,27 +426,31 @@ function placesOf(line) {
  * @param {Compared} compared
  * @param {number} count of the places listed
  */
-function effectsWords({ side, lost }, { effect, coverage }, count) {
+function effectsWords({ side }, { effect, lost, coverage }, count) {
   const read = coverage < 1 ? ` ${readText(coverage)} of the rows read.` : "";
   const none =
     side === "to" ? "No pair of this query has an effect." : "No pair of this key has an effect.";
-  if (!count && lost) return LOST + read;
-  return (
-    (count && effect ? `${KINDS[effect].signs} Beside each effect is the weight.` : none) + read
-  );
+  if (!count && lost) return LOST_EFFECTS + read;
+  const some = lost ? " Some effects are not finite numbers." : "";
+  const signs = effect ? `${KINDS[effect].signs} Beside each effect is the weight.` : "";
+  return (count ? signs : none) + some + read;
 }
 
 /**
  * @param {Line} line
+ * @param {Compared} compared
  * @param {number} count of the places listed
  */
-function differenceWords({ compared, values, base }, count) {
-  const lacking = values.reduce((sum, _, n) => sum + Number(compared?.lacks(base + n)), 0);
+function differenceWords({ values, base }, { lacks, lost, coverage }, count) {
+  const lacking = values.reduce((sum, _, n) => sum + Number(lacks(base + n)), 0);
   if (lacking === values.length) return "It has no counterpart in the other text.";
   const words = lacking
     ? ` ${countText(lacking)} ${lacking === 1 ? "token has" : "tokens have"} no counterpart.`
     : "";
-  return (count ? "Weight here − weight there." : "No weight differs.") + words;
+  const read = coverage < 1 ? ` ${readText(coverage)} of the rows read.` : "";
+  if (!count && lost) return LOST + words + read;
+  const some = lost ? " Some weights are not numbers (NaN)." : "";
+  return (count ? "Weight here − weight there." : "No weight differs.") + some + words + read;
 }
 
 /**
@@ -455,7 +461,7 @@ function differenceWords({ compared, values, base }, count) {
  */
 function massWords(line, places, { options }) {
   if (line.compared?.effect) return effectsWords(line, line.compared, places.length);
-  if (line.compared) return differenceWords(line, places.length);
+  if (line.compared) return differenceWords(line, line.compared, places.length);
   const shown = places.reduce((sum, place) => sum + Math.exp(line.at(place)), 0);
   const read = line.coverage < 1 ? ` ${readText(line.coverage)} of the rows read.` : "";
   if (!places.length && line.lost) return LOST + read;
@@ -467,7 +473,8 @@ function massWords(line, places, { options }) {
   const where = places.length === 1 ? `this ${noun}` : `these ${places.length} ${noun}s`;
   if (line.side === "by") {
     const all = fractionText(line.total);
-    return `${fractionText(shown)} of the ${all} that it receives comes from ${where}.${read}`;
+    const some = line.lost ? " Some of its weights are not numbers (NaN)." : "";
+    return `${fractionText(shown)} of the ${all} that it receives comes from ${where}.${some}${read}`;
   }
   const rest = 1 - line.total;
   const lost = options.includes("sinks") ? "The sink takes" : "Rows that see no key lack";
