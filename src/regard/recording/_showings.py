@@ -274,7 +274,8 @@ class Showings(Generic[ArrayT]):
             The viewer, with its ``address`` and ``close()``; usable in a ``with`` block.
 
         Raises:
-            ValueError: a recording without queries.
+            TypeError: ``other`` is no recording, or the port no int.
+            ValueError: a recording without queries, or a port above 65535 or below 0.
             OSError: the port is taken.
 
         Source: docs/viewer.md describes the page.
@@ -306,8 +307,10 @@ class Showings(Generic[ArrayT]):
             IndexError: no such layer.
             MaterializeError: the file would be above the limit.
             OSError: the folder is missing or cannot be written.
-            ValueError: a recording without queries, no layers are left, or a name of another
-                kind of file.
+            TypeError: ``other`` is no recording, layers are no list of ints, or the limit is no
+                number.
+            ValueError: a recording without queries, no layers are left, a limit that is NaN or not
+                above 0, or a name of another kind of file.
 
         Source: docs/viewer-export.md describes the file.
         """
