@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.experimental._context_parallel import _load_balancer
 
@@ -373,6 +373,12 @@ def layouts_refuse(size):
     mesh = init_device_mesh("cpu", (1, size), mesh_dim_names=("tp", "cp"))
     assert "2 dimensions" in raised(ValueError, lambda: Layout(3, mesh))
     assert Layout(3, mesh["cp"]).size == size
+    for one in (torch.distributed.new_group([0]), DeviceMesh("cpu", [0])):
+        if layout.rank == 0:
+            assert Layout(3, one).size == 1
+        else:
+            text = raised(ValueError, lambda x=one: Layout(3, x))
+            assert text == "Layout: this process is not in the group.", text
 
 
 def a_call_that_every_rank_gets_wrong_is_told_in_its_own_words(size):
@@ -481,9 +487,71 @@ def weights_refuse(size):
     else:
         assert "rank 0 refused the call: RuntimeError" in raised(RankError, weights.entropy)
     assert torch.equal(kept.entropy(), entropy)
+    if layout.rank == 0:
+        assert "k is a str" in raised(TypeError, lambda: kept.summary(topk="3"))
+    else:
+        text = raised(RankError, lambda: kept.summary(topk=3))
+        assert "rank 0 refused the call: TypeError" in text, text
     _, weights = attention(q, k, v, layout=layout, return_weights=True)
     assert weights.strongest(0).weight.shape == (2, 0)
     assert weights.summary(only=["entropy"]).received is None
+
+
+def options_that_are_written_to_are_told(size):
+    """By gradients and weights: both read them again."""
+    layout = Layout(9)
+    _, own = small(layout)
+    numbers = torch.arange(9)
+    for name, x in (
+        ("mask", torch.ones(layout.count, 9, dtype=torch.bool)),
+        ("segments", numbers // 4),
+        ("intervals", (0 * numbers, numbers + 1)),
+        ("key_lengths", torch.tensor(7)),
+        ("sinks", torch.ones(2).double()),
+    ):
+        leaves = [leaf(y) for y in own]
+        out, weights = attention(*leaves, layout=layout, return_weights=True, **{name: x})
+        kept, asked = weights.copy(), (weights.row(8), weights.entropy())
+        (x[1] if isinstance(x, tuple) else x).zero_()
+        for call in (weights.entropy, lambda w=weights: w.row(8)):
+            assert f"{name} was written to" in raised(RuntimeError, call), name
+        text = raised(RuntimeError, lambda y=out: y.sum().backward())
+        assert name == "sinks" or f"{name} was written to since the output" in text, text
+        assert all(map(torch.equal, (kept.row(8), kept.entropy()), asked)), name
+    seed, leaves = torch.tensor(3), [leaf(y) for y in own]
+    outs = [attention(*leaves, layout=layout, dropout=0.5, seed=x) for x in (3, seed)]
+    seed += 1
+    assert torch.equal(*(torch.autograd.grad(y.sum(), leaves)[2] for y in outs))
+
+
+def a_gradient_that_one_rank_cannot_give_is_told_by_every_other(size):
+    layout = Layout(9)
+    _, own = small(layout)
+    q, k, v = (2 * leaf(x) for x in own)
+    out = attention(q, k, v, layout=layout)
+    if layout.rank == 0:
+        k.detach().zero_()
+        assert "modified by an inplace" in raised(RuntimeError, lambda: out.sum().backward())
+    else:
+        text = raised(RankError, lambda: out.sum().backward())
+        assert "attention's gradient: rank 0 refused the call: RuntimeError" in text, text
+    assert torch.isfinite(attention(*own, layout=layout)).all()  # the group goes on
+
+
+def a_compiled_model_computes_it_between_its_graphs(size):
+    layout = Layout(9)
+    _, own = small(layout)
+
+    def model(q, k, v):
+        out, weights = attention(2 * q, k, v, layout=layout, causal=True, return_weights=True)
+        return out + 1, layout.gather(out, -2).sum(), weights.received(), weights.row(3)
+
+    found = []
+    for call in (model, torch.compile(model, backend="eager")):
+        leaves = [leaf(x) for x in own]
+        results = call(*leaves)
+        found.append([*results, *torch.autograd.grad(results[0].sum() + results[1], leaves)])
+    assert all(map(torch.equal, *found))
 
 
 def a_row_of_large_scores_has_the_sum_of_one_process(size):
@@ -708,6 +776,8 @@ CHECKS = (
     layouts_refuse,
     a_call_that_every_rank_gets_wrong_is_told_in_its_own_words,
     weights_refuse,
+    options_that_are_written_to_are_told,
+    a_compiled_model_computes_it_between_its_graphs,
     every_method_gives_its_part_of_the_summary,
     a_row_of_large_scores_has_the_sum_of_one_process,
     dropout_without_a_seed_is_the_same_on_every_rank,
@@ -725,6 +795,7 @@ CHECKS = (
 OF_SEVERAL = (
     a_rank_without_the_store_says_that_another_may_have_ended_first,
     a_rank_that_disagrees_is_named_on_every_rank,
+    a_gradient_that_one_rank_cannot_give_is_told_by_every_other,
 )
 OF_FOUR = (
     a_row_of_large_scores_has_the_sum_of_one_process,

@@ -375,12 +375,17 @@ def test_a_tensor_that_was_written_to_since_is_named(name):
     options["segments"] = torch.zeros(4, dtype=torch.int64), torch.zeros(5, dtype=torch.int64)
     steps = regard.Steps.from_inputs(**arrays, **options)
     grad = torch.ones(4, 2).double()
-    steps.backward(grad)
+    gradients = steps.backward(grad)
     written = {**arrays, **options, "segments": options["segments"][1]}[name]
     written += 1
-    message = f"^backward: {name} was written to since .* Make the steps anew"
-    with pytest.raises(RuntimeError, match=message):
-        steps.backward(grad)
+    for call, kind in (
+        (lambda: steps.backward(grad), "backward"),
+        (lambda: steps.explain(1, 0), "explain"),
+        (lambda: gradients.explain(1, 0), "explain"),
+    ):
+        message = f"^{kind}: {name} was written to since .* Make the steps anew"
+        with pytest.raises(RuntimeError, match=message):
+            call()
     regard.Steps.from_inputs(**arrays, **options).backward(grad)
 
 

@@ -156,3 +156,12 @@ def test_numpy_and_torch_compare_with_each_other():
 def test_numbers_that_are_not_floating_are_refused(actual):
     with pytest.raises(TypeError, match=r"actual is .*; one of float16, bfloat16"):
         assert_matches(actual, np.arange(3.0), np.arange(3.0))
+
+
+@pytest.mark.parametrize("other", [np.array([1 + 5j]), np.array(["1"]), torch.tensor([True])])
+def test_what_is_no_real_number_is_refused(other):
+    one = np.float32([1.0])
+    for name in ("exact", "low_precision"):
+        with pytest.raises(TypeError, match=f"{name} is .*; real numbers are needed"):
+            assert_matches(one, **{"exact": one, "low_precision": one, name: other})
+    assert_matches(one, np.array([1]), torch.tensor([1]))

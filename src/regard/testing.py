@@ -32,7 +32,7 @@ def assert_matches(actual: Any, exact: Any, low_precision: Any) -> None:
     Raises:
         AssertionError: they differ; the text names the worst place, the error there, what was
             allowed, and the low-precision error.
-        TypeError: ``actual`` is not floating.
+        TypeError: ``actual`` is not floating, or another is not of real numbers.
 
     Example:
         >>> import numpy as np
@@ -44,6 +44,9 @@ def assert_matches(actual: Any, exact: Any, low_precision: Any) -> None:
     dtype = _dtype_name(actual)
     if dtype not in _FORMATS:
         raise TypeError(f"actual is {dtype}; one of {', '.join(_FORMATS)} is needed.")
+    for name, x in (("exact", exact), ("low_precision", low_precision)):
+        if not _is_real(x):
+            raise TypeError(f"{name} is {_dtype_name(x)}; real numbers are needed.")
     found, truth, low = _read(actual), _read(exact), _read(low_precision)
     if not found.shape == truth.shape == low.shape:
         raise AssertionError(
@@ -61,6 +64,11 @@ def _is_tensor(x: Any) -> bool:
 
 def _dtype_name(x: Any) -> str:
     return str(x.dtype).removeprefix("torch.") if _is_tensor(x) else np.asarray(x).dtype.name
+
+
+def _is_real(x: Any) -> bool:
+    name = _dtype_name(x)
+    return name in _FORMATS or name.startswith(("float", "int", "uint"))
 
 
 def _read(x: Any) -> np.ndarray:

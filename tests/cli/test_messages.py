@@ -104,7 +104,9 @@ def test_running_out_of_memory_is_one_line_too(regard, model, monkeypatch):
         (["--head", 4], "--head 4: there are 4 heads, 0 to 3."),
         (["--layer", 1, "--head", 9], "--head 9: there are 4 heads, 0 to 3."),
         (["--query", "99"], "--query 99: the text has 3 tokens, 0 to 2."),
+        (["--query", "9" * 5000], f"--query {'9' * 5000}: the text has 3 tokens, 0 to 2."),
     ],
+    ids=range(6),
 )
 def test_a_layer_head_or_position_out_of_range_is_refused_with_the_range(
     regard, model, options, message

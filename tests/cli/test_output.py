@@ -118,3 +118,21 @@ def test_the_exit_code_stays_where_there_is_no_room_for_the_error():
         process = start("show", "missing.txt", stderr=full)
         assert process.communicate(timeout=120) == (b"", None)
     assert process.returncode == 2
+
+
+def test_what_is_said_beside_the_output_needs_no_standard_error(
+    regard, monkeypatch, planted_file, tmp_path
+):
+    """As after ``2>&-``."""
+    monkeypatch.setattr(sys, "stderr", None)
+    assert regard("show", planted_file, "--save", tmp_path / "a.safetensors").code == 0
+    assert (tmp_path / "a.safetensors").exists()
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="needs the full device of Linux")
+def test_a_full_disk_under_standard_error_is_no_failure(planted_file, tmp_path):
+    with FULL.open("wb") as full:
+        process = start("show", planted_file, "--save", tmp_path / "a.safetensors", stderr=full)
+        out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert b"induction" in out

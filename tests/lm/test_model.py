@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 import regard.lm.memory
 from regard import MaterializeError
@@ -296,7 +297,66 @@ def test_a_foreign_weights_file_is_an_error(tiny, tmp_path, content):
         LanguageModel.load(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"layers": [{"width": 3}]}', '{"layers": 3}'])
+@pytest.mark.parametrize(
+    ("value", "dtype", "message"),
+    [
+        (np.nan, np.float16, r"model.safetensors: 1 of 32 weights of norm are not finite"),
+        (1e300, np.float64, r"1 of 32 weights of norm are not finite"),
+        (1, np.int8, r"norm is int8; one of float16, bfloat16, float32, float64 is needed"),
+    ],
+)
+def test_weights_that_are_no_numbers_are_an_error(tiny, tmp_path, value, dtype, message):
+    tiny.save(tmp_path)
+    stored = safetensors.numpy.load_file(tmp_path / "model.safetensors")
+    stored["norm"] = stored["norm"].astype(dtype)
+    stored["norm"][3] = value
+    safetensors.numpy.save_file(stored, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=message):
+        LanguageModel.load(tmp_path)
+
+
+def test_weights_in_bfloat16_are_read_or_told(tiny, tmp_path):
+    """NumPy has the dtype where a package has brought it."""
+    tiny.save(tmp_path)
+    path = tmp_path / "model.safetensors"
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = data[8 : 8 + length].replace(b'"F16"', b'"BF16"')
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + length :])
+    try:
+        np.dtype("bfloat16")
+    except TypeError:
+        with pytest.raises(ValueError, match=r"model.safetensors: not a weights file \(.*bfloat16"):
+            LanguageModel.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"num_heads": 3}, "embed_dim 32 cannot be 3 heads"),
+        ({"num_heads": 32}, "embed_dim 32 cannot be 32 heads of even size"),
+        ({"num_heads": 0}, "num_heads is 0; at least 1"),
+        ({"num_heads": "4"}, "num_heads is '4'; an int"),
+        ({"embed_dim": None}, "embed_dim is None; an int"),
+        ({"layers": [{"window": -3}]}, "window is -3; at least 0"),
+        ({"layers": [{"window": "x"}]}, "window is 'x'; an int"),
+        ({"layers": [{"rope": -3.0}]}, "rope is -3.0; it must be positive and finite"),
+        ({"layers": [{"rope": "x"}]}, "rope is 'x'; a number"),
+    ],
+)
+def test_a_config_of_no_model_is_an_error(tiny, tmp_path, changed, message):
+    tiny.save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | changed))
+    with pytest.raises(ValueError, match=rf"not the config.json of a regard model \(.*{message}"):
+        LanguageModel.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "{}", '{"layers": [{"width": 3}]}', '{"layers": 3}', "[" * 100_000],
+    ids=range(6),
+)
 def test_a_foreign_config_is_an_error(tiny, tmp_path, content):
     tiny.save(tmp_path)
     (tmp_path / "config.json").write_text(content)

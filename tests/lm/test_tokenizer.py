@@ -147,6 +147,14 @@ def test_a_file_that_is_no_tokenizer_is_an_error(tmp_path, content):
         BytePairTokenizer.load(tmp_path / "tokenizer.json")
 
 
+def test_a_tokenizer_whose_tokens_stand_for_no_bytes_is_an_error(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    model = tokenizers.models.WordLevel({"two words": 0}, unk_token="two words")
+    tokenizers.Tokenizer(model).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ValueError, match=r"a token has the character ' ', which stands for no"):
+        BytePairTokenizer.load(tmp_path / "tokenizer.json")
+
+
 def test_words_are_split_at_any_white_space():
     words = WordTokenizer("one two\nthree\ttwo")
     assert words.words[2:] == ["one", "two", "three"]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import safetensors.numpy
 
 torch = pytest.importorskip("torch")
 
+from regard import MaterializeError  # noqa: E402
 from regard.lm import LanguageModel  # noqa: E402
 from regard.lm.training import CHECKPOINT, Settings, train, train_texts  # noqa: E402
 
@@ -186,9 +188,10 @@ def test_a_folder_with_another_run_says_what_differs(trained):
 
 
 def test_a_folder_with_something_else_is_not_written_to(tmp_path):
-    (tmp_path / "run.json").write_text("[1, 2]")
-    with pytest.raises(ValueError, match=r"run.json: not the settings of a run"):
-        train_texts(TEXTS, tmp_path, SETTINGS)
+    for content in ("[1, 2]", "[" * 100_000):
+        (tmp_path / "run.json").write_text(content)
+        with pytest.raises(ValueError, match=r"run.json: not the settings of a run"):
+            train_texts(TEXTS, tmp_path, SETTINGS)
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
@@ -284,6 +287,31 @@ def test_a_model_too_large_for_float16_is_not_written(tmp_path):
     assert not {"model.safetensors", "config.json"} & {path.name for path in tmp_path.iterdir()}
 
 
+@pytest.mark.parametrize("rate", ["muon_rate", "adam_rate"])
+def test_a_loss_that_is_no_number_ends_the_run_and_the_checkpoint_before_stays(tmp_path, rate):
+    settings = dataclasses.replace(SETTINGS, **{rate: 1e38}, save_every=1)
+    steps = []
+    message = (
+        r"the loss of step (\d+) of 8 is (nan|inf): .* another folder, .* smaller adam_rate or muon"
+    )
+    for _ in range(2):  # what was killed is resumed, and says the same
+        with pytest.raises(ValueError, match=message):
+            train_texts(TEXTS, tmp_path, settings, lambda p: steps.append(p.step))
+    assert 1 <= len(steps) < 8
+    assert steps == list(range(1, len(steps) + 1))
+    assert not {"model.safetensors", "config.json"} & {path.name for path in tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize("wrong", [{"embed_dim": 2 * 10**7}, {"batch": 10**9}])
+def test_a_model_or_batch_larger_than_memory_is_refused(tmp_path, wrong):
+    message = (
+        r"weights, with [\d,]+ tokens in a step, needs .* GB, and .* free\. Take a smaller embed"
+    )
+    with pytest.raises(MaterializeError, match=message):
+        train_texts(TEXTS, tmp_path / "run", dataclasses.replace(SETTINGS, **wrong))
+    assert not (tmp_path / "run").exists()
+
+
 def test_too_little_text_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="corpus is too short"):
         train_texts({"a": "def"}, tmp_path, SETTINGS)
@@ -320,12 +348,38 @@ def test_a_file_that_is_no_text_is_named(tmp_path):
         ({"repeats": 1, "length": 20}, "length 20; .*need a length of 32"),
         ({"vocab_size": 70_000}, "vocab_size 70000; at most 65536"),
         ({"steps": 5, "finish": 6}, "finish 6; 0 to 5, the steps, is possible"),
+        ({"windows": (63, -1)}, "windows has -1; 0 or more, or None"),
         ({"seed": -1}, "seed -1; 0 to 18446744073709551615 is possible"),
         ({"seed": 2**64}, "seed 18446744073709551616; 0 to 18446744073709551615 is possible"),
     ],
 )
 def test_settings_that_are_impossible_are_errors(options, message):
     with pytest.raises(ValueError, match=message):
+        Settings(**options)
+
+
+@pytest.mark.parametrize("rate", ["muon_rate", "adam_rate", "weight_decay", "rope"])
+def test_rates_that_are_negative_or_not_finite_are_errors(rate):
+    for x in (math.nan, math.inf, -0.1):
+        with pytest.raises(ValueError, match=f"{rate} {x}; .*, and finite, is needed"):
+            Settings(**{rate: x})
+    for wrong in ("0.1", None, True):
+        with pytest.raises(TypeError, match=f"{rate} is {wrong!r}; a number is needed"):
+            Settings(**{rate: wrong})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": math.nan}, "steps is nan; an int is needed"),
+        ({"save_every": 2.5}, "save_every is 2.5; an int is needed"),
+        ({"seed": True}, "seed is True; an int is needed"),
+        ({"windows": (63, 1.5)}, r"windows\[1\] is 1.5; an int is needed"),
+        ({"bfloat16": 1}, "bfloat16 is 1; True or False is needed"),
+    ],
+)
+def test_settings_of_a_wrong_type_are_errors(options, message):
+    with pytest.raises(TypeError, match=message):
         Settings(**options)
 
 

@@ -78,6 +78,14 @@ def test_state_dicts_of_torchs_layer_and_ours_are_the_same():
         other.load_state_dict(layer.state_dict())
 
 
+def test_what_is_parametrized_moves_over_as_it_is_computed_with():
+    module = nn.MultiheadAttention(8, 2, batch_first=True)
+    nn.utils.parametrizations.weight_norm(module.out_proj)
+    nn.utils.parametrizations.orthogonal(module, "in_proj_weight")
+    layer, x = MultiHeadAttention.from_torch(module), torch.randn(1, 5, 8)
+    torch.testing.assert_close(layer(x), module(x, x, x)[0], atol=1e-6, rtol=0)
+
+
 def test_what_is_moved_is_a_copy_with_dtype_dropout_and_mode():
     other = nn.MultiheadAttention(8, 2, dropout=0.3, dtype=torch.float64).eval()
     before = torch.random.get_rng_state()

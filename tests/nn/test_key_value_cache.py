@@ -223,6 +223,20 @@ def test_a_cache_of_another_layer_or_batch_is_refused():
     assert cache.length == 3
 
 
+@torch.no_grad()
+def test_a_cache_that_keeps_less_than_the_layer_sees_is_refused():
+    x, narrow = torch.randn(1, 1, 16, dtype=torch.float64), make(window=(3, 0)).new_cache()
+    for wide, sees in (
+        (make(window=(5, 0)), "5"),
+        (make(window=(None, 0)), "all"),
+        (make(), "all"),
+    ):
+        message = f"cache keeps 3 earlier tokens, and this layer sees {sees}. .*layer.new_cache"
+        with pytest.raises(ValueError, match=message):
+            wide(x, cache=narrow)
+    assert make(window=(2, 0))(x, cache=narrow).shape == x.shape
+
+
 def test_each_key_needs_its_value():
     with pytest.raises(regard.ShapeError, match=r"key \(2, 4\) and value \(3, 4\) differ"):
         KeyValueCache().append(torch.ones(2, 4), torch.ones(3, 4))

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.utils import parametrize
 
 import regard
 import regard.nn
@@ -206,6 +207,63 @@ def test_a_refused_model_is_left_as_it_was():
     assert layer.activation_relu_or_gelu == 1
 
 
+class Doubled(nn.Module):
+    def forward(self, weight):
+        return 2 * weight
+
+
+def test_what_is_parametrized_while_it_is_replaced_is_put_back(encoder, calls):
+    layer = encoder.layers[0].self_attn
+    replaced = regard.nn.replace(encoder)
+    parametrize.register_parametrization(layer, "in_proj_weight", Doubled())
+    found = encoder(X)
+    assert regard.nn.replace(encoder).replaced.keys() == replaced.replaced.keys()
+    assert len(calls) == 2
+    replaced.undo()
+    torch.testing.assert_close(encoder(X), found, atol=2e-6, rtol=0)
+    assert len(calls) == 2
+    parametrize.remove_parametrizations(layer, "in_proj_weight")
+    assert is_torchs(encoder)
+
+
+def test_what_was_parametrized_before_it_is_replaced_is_taken_off_in_between(encoder, calls):
+    layer = encoder.layers[0].self_attn
+    parametrize.register_parametrization(layer, "in_proj_weight", Doubled())
+    with regard.nn.replace(encoder):
+        parametrize.register_parametrization(layer, "in_proj_bias", Doubled())
+        other = copy.deepcopy(encoder)
+        torch.testing.assert_close(other(X), encoder(X))
+        assert len(calls) == 4
+        parametrize.remove_parametrizations(layer, "in_proj_weight")
+        expected = encoder(X)
+    torch.testing.assert_close(encoder(X), expected, atol=2e-6, rtol=0)
+    parametrize.remove_parametrizations(layer, "in_proj_bias")
+    assert is_torchs(encoder)
+    assert len(calls) == 6
+
+
+def test_a_copy_of_what_is_parametrized_has_parameters_of_its_own():
+    layer = nn.MultiheadAttention(32, 4, batch_first=True)
+    regard.nn.replace(layer)
+    parametrize.register_parametrization(layer, "in_proj_weight", Doubled())
+    other = copy.deepcopy(layer)
+    with torch.no_grad():
+        other.parametrizations.in_proj_weight.original.zero_()
+    assert layer.in_proj_weight.count_nonzero()
+    assert not other.in_proj_weight.count_nonzero()
+
+
+def test_a_class_put_over_a_replaced_one_computes_as_torch_after_undo(calls):
+    layer = nn.MultiheadAttention(32, 4, batch_first=True)
+    replaced = regard.nn.replace(layer)
+    layer.__class__ = type("Sharded", (type(layer),), {})
+    layer(X, X, X, need_weights=False)
+    assert len(calls) == 1
+    replaced.undo()
+    layer(X, X, X, need_weights=False)
+    assert len(calls) == 1
+
+
 class Within(nn.Module):
     def forward(self, x):
         return scaled_dot_product_attention(x, x, x)
@@ -240,6 +298,24 @@ def test_layers_of_torch_with_nested_tensors_are_left_to_torch(encoder, calls):
     assert not calls
     for one, right in zip(found.unbind(), expected.unbind()):
         torch.testing.assert_close(one, right, atol=2e-6, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore:.*PyTorch API of nested tensors is in prototype:UserWarning")
+def test_layers_of_torch_with_nested_tensors_are_refused_in_a_block(encoder):
+    texts = torch.nested.nested_tensor([X[0], X[1, :7]])
+    layer = encoder.layers[0].self_attn
+    for call in (
+        lambda: encoder(texts),
+        lambda: layer(query=texts, key=texts, value=texts, need_weights=False),
+    ):
+        with (
+            pytest.raises(regard.UnsupportedError, match=r"Pad them, or take regard\.nn\.replace"),
+            torch.no_grad(),
+            regard.patch_torch(),
+        ):
+            call()
+    with pytest.raises(AssertionError, match="another"), regard.patch_torch():
+        raise AssertionError("another")
 
 
 def test_gradients_are_those_of_torch():

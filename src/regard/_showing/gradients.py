@@ -17,8 +17,7 @@ from regard._base.types import ArrayT
 from regard._call.call import Call
 from regard._call.options import ARRAYS
 from regard._showing.explain import gradient_arithmetic, numbers, of_softmax, scaling, sharing
-from regard._showing.steps import Steps, visible_pairs
-from regard._weights.written import first_written
+from regard._showing.steps import Steps, require_unwritten, visible_pairs
 
 __all__ = ["StepsGradients"]
 
@@ -101,7 +100,9 @@ class StepsGradients(Generic[ArrayT]):
         Raises:
             IndexError: no such query, key or head.
             TypeError: one of them is no int.
+            RuntimeError: as ``steps.explain``.
         """
+        require_unwritten(self.steps, "explain", "arithmetic")
         heads = tuple(head) if isinstance(head, (tuple, list)) else (head,)
         with np.errstate(all="ignore"):  # NaN and inf are valid here
             return "\n".join(gradient_arithmetic(self, query, key, heads))
@@ -335,12 +336,7 @@ def _check(steps: Steps[Any, Any], grad: Any) -> None:
             f"backward: grad_output has shape {tuple(grad.shape)}; {tuple(output.shape)} is needed,"
             " one number for each of steps.output."
         )
-    if (name := first_written(steps._versions)) is not None:
-        raise RuntimeError(
-            f"backward: {name} was written to since these steps were made of it, and the gradient"
-            " would mix old numbers with new. Make the steps anew, as after each step of gradient"
-            " descent."
-        )
+    require_unwritten(steps, "backward", "gradient")
 
 
 def _check_size(call: Call) -> None:

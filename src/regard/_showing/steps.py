@@ -22,7 +22,7 @@ from regard._call.options import OPTIONS, Options
 from regard._call.visible import Visibility, cuts_of
 from regard._showing.explain import added_names, arithmetic, numbers, scaling
 from regard._weights.attention_weights import AttentionWeights
-from regard._weights.written import Version, versions, versions_of
+from regard._weights.written import Version, first_written, versions, versions_of
 
 if TYPE_CHECKING:
     from regard._showing.gradients import StepsGradients
@@ -172,7 +172,9 @@ class Steps(Generic[ArrayT, OutputT]):
         Raises:
             IndexError: no such query, key or head.
             TypeError: one of them is no int.
+            RuntimeError: a tensor was written to since; NumPy does not count writes.
         """
+        require_unwritten(self, "explain", "arithmetic")
         heads = tuple(head) if isinstance(head, (tuple, list)) else (head,)
         return "\n".join(arithmetic(self, query, key, heads))
 
@@ -315,6 +317,16 @@ def steps(
     return _written_out(rows, key, value, tokens, query_tokens, is_one, options)
 
 
+def require_unwritten(steps: Steps[Any, Any], name: str, what: str) -> None:
+    """Raises a RuntimeError if a tensor that the steps were made of was written to."""
+    if (written := first_written(steps._versions)) is not None:
+        raise RuntimeError(
+            f"{name}: {written} was written to since these steps were made of it, and the {what}"
+            " would mix old numbers with new. Make the steps anew, as after each step of gradient"
+            " descent."
+        )
+
+
 def _written_out(
     query: Any,
     key: Any,
@@ -420,6 +432,9 @@ def _labels(
             raise ShapeError(
                 f"steps: {name} is {found}; a list of {count} is needed, one per {what}."
             )
+        for n, text in enumerate(() if texts is None else texts):
+            if not isinstance(text, str):
+                raise TypeError(f"steps: {name}[{n}] is a {type(text).__name__}; a str is needed.")
     keys = None if tokens is None else tuple(tokens)
     if query_tokens is not None:
         return keys, tuple(query_tokens)

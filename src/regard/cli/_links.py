@@ -24,6 +24,7 @@ LEAST = 0.001
 BAR = 20
 WIDEST_LABEL = 12
 WIDEST_CONTEXT = 60
+MOST_DIGITS = 16  # of a position
 
 
 class Link(NamedTuple):
@@ -79,11 +80,11 @@ def find_query(written: str, recording: Recording | Words) -> ChosenToken:
             f"--query is empty. Give a word of the text, or a position, 0 to {len(tokens) - 1}."
         )
     unit = "word" if isinstance(recording, Words) else "token"
-    if written.strip().isdecimal():
-        position = int(written)
+    if (digits := written.strip()).isdecimal():
+        position = int(digits) if len(digits) <= MOST_DIGITS else len(tokens)
         if position >= len(tokens):
             there = f"{len(tokens):,} {unit}" + ("s, 0 to " if len(tokens) > 1 else ", ")
-            raise InputError(f"--query {position}: the text has {there}{len(tokens) - 1}.")
+            raise InputError(f"--query {digits}: the text has {there}{len(tokens) - 1}.")
         return ChosenToken(position, "")
     wanted = written.strip() or written
     places = [i for i, token in enumerate(tokens) if wanted in (token, token.strip())]

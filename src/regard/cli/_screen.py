@@ -94,6 +94,14 @@ def say(line: str) -> None:
     sys.stdout.write(escaped(line) + "\n")
 
 
+def remark(line: str) -> None:
+    """Prints one line on standard error, where that is open and has room."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(line + "\n")
+            sys.stderr.flush()
+
+
 def _take_any_text() -> None:
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # the terminal may lack a character

@@ -20,7 +20,7 @@ from regard._showing.steps import MATRICES, Steps
 from regard._weights.attention_weights import AttentionWeights
 from regard.cli import _heads, _links, _matrix
 from regard.cli._errors import InputError, one_line, reading, writing
-from regard.cli._screen import Screen, busy, label, labels_width
+from regard.cli._screen import Screen, busy, label, labels_width, remark
 from regard.cli._source import BUILTIN, ModelChoice, choose_group, read_recording
 from regard.heads import HeadScores, Telling
 from regard.recording import Recording, Words, WordWeights
@@ -119,7 +119,7 @@ def show(argument: str, options: ShowOptions) -> None:
     else:
         _print(Screen(options.width), shown, chosen, options.steps)
     if options.save is not None:
-        sys.stderr.write(f"Saved; regard show {quoted(options.save)} shows it again.\n")
+        remark(f"Saved; regard show {quoted(options.save)} shows it again.")
 
 
 def _text(recording: Recording, options: ShowOptions) -> Recording | Words:
@@ -154,8 +154,7 @@ def _print(screen: Screen, shown: Shown, chosen: _links.ChosenToken | None, step
         _heads.show_overview(screen, shown.scores)
         _show_weights(screen, shown)
         return
-    remark = chosen.remark if chosen else ""
-    screen.headline(shown.telling.says, remark)
+    screen.headline(shown.telling.says, chosen.remark if chosen else "")
     links: list[_links.Link] = []
     if chosen is not None:
         links, _ = _links.show_query(screen, shown.weights, shown.text, chosen.position)

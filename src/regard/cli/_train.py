@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from regard._base.files import quoted
 from regard.cli._errors import CommandError, InputError, one_line
-from regard.cli._screen import say
+from regard.cli._screen import remark, say
 
 if TYPE_CHECKING:
     from regard.lm.training import Progress as Step
@@ -45,7 +44,7 @@ def train(files: Sequence[Path], folder: Path, *, windows: str, **sizes: Any) ->
     except (OSError, UnsupportedError) as error:
         raise CommandError(one_line(error)) from error
     if report.first is None:
-        sys.stderr.write(f"{folder} was finished already.\n")
+        remark(f"{folder} was finished already.")
     say(f"{folder}: {len(losses)} steps, last loss {losses[-1]:.3f} nats per token")
     say(f'Try it: regard show "a text" --model {quoted(folder)}')
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from regard._base.files import check_ending
 from regard.cli._errors import CommandError, InputError, one_line, reading, writing
 from regard.cli._heads import choose_place
-from regard.cli._screen import busy, say
+from regard.cli._screen import busy, remark, say
 from regard.cli._source import (
     BUILTIN,
     STDIN,
@@ -292,8 +292,8 @@ def _draw(recording: Recording, options: ViewOptions) -> None:
             figure.save(cast("Path", options.export))
     except (ShapeError, ValueError) as error:
         raise InputError(one_line(error)) from error
-    for remark in remarks:
-        sys.stderr.write(f"regard: {remark.message}\n")
+    for one in remarks:
+        remark(f"regard: {one.message}")
     say(str(options.export))
 
 
@@ -369,6 +369,6 @@ def _serve(viewer: Viewer, place: str, open_browser: bool) -> None:
         viewer.wait()
     finally:
         if not viewer.close():  # a response in progress would keep Python from ending
-            sys.stdout.flush()
-            sys.stderr.flush()
+            for stream in filter(None, (sys.stdout, sys.stderr)):
+                stream.flush()
             os._exit(INTERRUPTED)

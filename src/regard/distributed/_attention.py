@@ -17,6 +17,7 @@ from regard.distributed._dtensors import to_local
 from regard.distributed._heads import of_heads
 from regard.distributed._layout import Layout
 from regard.distributed._ring import ring
+from regard.distributed._uncompiled import uncompiled
 from regard.distributed._weights import DistributedWeights
 
 Method = Literal["ring", "gather", "heads"]
@@ -46,6 +47,7 @@ def attention(
     backend: BackendName = "auto",
     **options: Unpack[Options],
 ) -> tuple[torch.Tensor, DistributedWeights]: ...
+@uncompiled
 def attention(
     query: torch.Tensor,
     key: torch.Tensor,

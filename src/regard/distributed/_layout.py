@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from regard._base.errors import ShapeError
 from regard.distributed._peers import Peers
+from regard.distributed._uncompiled import uncompiled
 
 Order = Literal["zigzag", "contiguous", "striped"]
 
@@ -135,6 +136,7 @@ class Layout:
         """The tokens of one rank, of a whole that is not checked."""
         return _taken(x, dim, self.pieces[rank])
 
+    @uncompiled
     def gather(self, x: torch.Tensor, dim: int) -> torch.Tensor:
         """The whole of every rank's tokens: ``count`` along ``dim`` becomes ``length``.
 

@@ -24,6 +24,7 @@ STORE_GONE = (
     " The store of the group is gone with the process that kept it, so another rank may have ended"
     " first; torchrun keeps it apart from the ranks."
 )
+NOT_IN_IT = dist.GroupMember.NON_GROUP_MEMBER if dist.is_available() else None
 LINGER_SECONDS = 10  # that the store outlives its rank, for the others to learn which rank died
 _living: weakref.WeakSet[Peers] = weakref.WeakSet()
 
@@ -95,7 +96,9 @@ class Peers:
                     f"Layout: the mesh has {mesh.ndim} dimensions; the one along which the sequence"
                     f" is cut is needed, as in mesh[{names[-1]!r}]."
                 )
-            mesh = mesh.get_group()
+            mesh = NOT_IN_IT if mesh.get_coordinate() is None else mesh.get_group()
+        if mesh == NOT_IN_IT:
+            raise ValueError("Layout: this process is not in the group.")
         if mesh is not None and not isinstance(mesh, dist.ProcessGroup):
             raise TypeError(
                 f"Layout: mesh is a {type(mesh).__name__}; a DeviceMesh of one dimension or a"
@@ -103,8 +106,6 @@ class Peers:
             )
         self.group: Any = dist.group.WORLD if mesh is None else mesh
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
-        if self.rank < 0:
-            raise ValueError("Layout: this process is not in the group.")
         self._lingers = False
         _living.add(self)
 

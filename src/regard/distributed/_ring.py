@@ -14,6 +14,7 @@ from regard._operator.attention import attention as attend
 from regard._operator.merging import merge
 from regard._operator.part_gradients import AttentionGradients, attention_gradients
 from regard._weights.statistics import RowStatistics
+from regard._weights.written import first_written
 from regard.distributed._layout import Piece
 from regard.distributed._sequence import Sequence, of_pairs
 from regard.distributed._visits import visit
@@ -47,21 +48,38 @@ class _Ring(torch.autograd.Function):
         # The gradient of sinks is a sum over all rows: a narrow output's roundings are too much.
         kept = exact if sinks is not None and sinks.requires_grad else output
         ctx.save_for_backward(query, key, value, bias, sinks, kept, maximum, total)
-        ctx.of = sequence, ahead, backend
+        ctx.of, ctx.versions = (sequence, ahead, backend), sequence.versions
         ctx.mark_non_differentiable(maximum, total)
         return output, maximum, total
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor, *_: Any) -> tuple[Any, ...]:
+        given = _saved(ctx, grad)
+        found = _backward(given, ctx.needs_input_grad, grad, *ctx.of)
+        cast = (x if x is None else x.to(like.dtype) for x, like in zip(found, given))
+        return *cast, None, None, None
+
+
+def _saved(ctx: Any, grad: torch.Tensor) -> Any:
+    """What the forward pass saved, once all ranks have it as it was."""
+    error: Exception | None = None
+    try:
         if torch.is_grad_enabled():
             raise UnsupportedError(
                 "distributed.attention: a gradient by the ring has no second one (create_graph=True"
                 ' asks for it). method="heads" has, where the ranks can share the heads.'
             )
-        found = _backward(ctx.saved_tensors, ctx.needs_input_grad, grad, *ctx.of)
-        given = ctx.saved_tensors
-        cast = (x if x is None else x.to(like.dtype) for x, like in zip(found, given))
-        return *cast, None, None, None
+        if (name := first_written(ctx.versions)) is not None:
+            raise RuntimeError(
+                f"distributed.attention: {name} was written to since the output was computed, and"
+                " its gradient would be of other weights. Write after backward, or into a copy."
+            )
+        saved = ctx.saved_tensors
+    except Exception as found:
+        error = found
+    sequence, *_ = ctx.of
+    sequence.layout.peers.agree("attention's gradient", {}, grad.device, error)
+    return saved
 
 
 def _forward(
@@ -125,7 +143,6 @@ def _backward(
 ) -> list[Any]:
     """The gradients of query, key, value, bias and sinks; None where there is no need."""
     query, key, value, bias, sinks, output, maximum, total = saved
-    sequence.layout.peers.agree("attention's gradient", {}, query.device)
     own, wide = sequence.layout.own, maximum.dtype
     dq, dbias, dsinks = (
         torch.zeros_like(x, dtype=wide) if needed[n] else None

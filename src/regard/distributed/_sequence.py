@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from regard._call.edits import edits_of
 from regard._call.hints import unknown_option
 from regard._call.options import OPTIONS, REAL_NUMBERS
 from regard._call.visible import Visibility
+from regard._weights.written import Version, versions_of
 from regard.distributed._layout import Layout, Piece
 from regard.distributed._peers import disagreement
 
@@ -68,6 +69,18 @@ class Sequence:
             for name in _OF_OUTPUT:
                 found.pop(name, None)
         return found
+
+    @property
+    def versions(self) -> tuple[Version, ...]:
+        """Those of the tensors that are read again: for gradients, and for what weights tell."""
+        given = self.options | {"sinks": self.sinks}
+        named = [(name, y) for name, x in given.items() for y in (x if _is_pair(x) else (x,))]
+        return tuple(one for name, x in named for one in versions_of({name: x}))
+
+    def copy(self) -> Sequence:
+        """The same with tensors of its own, without gradients."""
+        options = {name: _copied(x) for name, x in self.options.items()}
+        return replace(self, options=options, sinks=_copied(self.sinks))
 
     def seen(self, queries: Piece, keys: Piece) -> tuple[Piece, Piece] | None:
         """The smallest runs of queries and keys with every pair that is unmasked; None of none."""
@@ -135,6 +148,16 @@ def _runs(visible: Visibility, b: int, queries: int) -> tuple[Run, Run]:
     return ends, (keys.start, keys.stop)
 
 
+def _is_pair(x: Any) -> bool:
+    return isinstance(x, tuple) and all(isinstance(y, torch.Tensor) for y in x)
+
+
+def _copied(x: Any) -> Any:
+    if _is_pair(x):
+        return tuple(map(_copied, x))
+    return x.detach().clone() if isinstance(x, torch.Tensor) else x
+
+
 def _span(positions: range) -> slice:
     return slice(positions.start, positions.stop, positions.step)
 
@@ -182,6 +205,8 @@ def read(
     # One that is refused later, on some ranks, would leave the others waiting.
     with torch.no_grad():
         choose(read_call(query, key, value, **of_scores), backend)
+    if "seed" in options:
+        options["seed"] = int(options["seed"])
     if call.edit_ranges is not None:  # positions are counted from the start
         options["edits"] = edits_of(call.edit_ranges, call.edit_factors)
     for name in ("segments", "intervals"):

@@ -30,6 +30,7 @@ from regard._weights.statistics import RowStatistics
 from regard._weights.written import require_unwritten, versions_of
 from regard.distributed._layout import Piece, of_all_ranks
 from regard.distributed._sequence import Sequence
+from regard.distributed._uncompiled import uncompiled
 from regard.distributed._visits import visit
 
 _KINDS = "entropy", "received", "distance", "topk", "strongest", "pooled"
@@ -64,8 +65,7 @@ class DistributedWeights:
         self._sequence, self._backend = sequence, backend
         self._query, self._key = query.detach(), key.detach()
         self._statistics = statistics
-        held = {name: x for name, x in sequence.options.items() if name in ("mask", "bias")}
-        self._versions = versions_of({"query": self._query, "key": self._key, **held})
+        self._versions = sequence.versions + versions_of({"query": self._query, "key": self._key})
 
     @property
     def layout(self) -> Any:
@@ -93,13 +93,8 @@ class DistributedWeights:
 
     def copy(self) -> DistributedWeights:
         """The same weights with tensors of their own, which nobody else writes into."""
-        sequence = self._sequence
-        held = {
-            name: sequence.options[name] for name in ("mask", "bias") if name in sequence.options
-        }
-        copies = {name: x.detach().clone() for name, x in held.items()}
-        sequence = replace(sequence, options=sequence.options | copies)
         query, key = self._query.clone(), self._key.clone()
+        sequence = self._sequence.copy()
         return DistributedWeights(sequence, query, key, self._statistics, self._backend)
 
     def entropy(self) -> torch.Tensor:
@@ -156,7 +151,7 @@ class DistributedWeights:
             ValueError: an unknown name in ``only``.
         """
         names = [name for name in _KINDS if name in only]
-        topk = min(topk, self._sequence.layout.length)
+        topk = min(topk, self._sequence.layout.length) if isinstance(topk, int) else topk
         told: dict[str, Any] = {
             "topk": topk,
             "strongest": strongest,
@@ -168,6 +163,7 @@ class DistributedWeights:
         every: list[Any] = [found.get(name) for name in WeightsSummary._fields]
         return WeightsSummary(*every)
 
+    @uncompiled
     def row(self, position: int) -> torch.Tensor:
         """``(..., Hq, length)``: the weights of one query of the sequence, equal on every rank.
 
@@ -243,6 +239,7 @@ class DistributedWeights:
             error = error or found
         self._sequence.layout.peers.agree("weights", fields, self._query.device, error)
 
+    @uncompiled
     def _asked(
         self, *names: str, how: Any = "sum", queries: Any = None, topk: Any = 8,
         strongest: Any = 20, pool: Any = (512, 512), pool_how: str = "max", only: Any = (),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import numbers
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,24 @@ class LayerConfig:
     Attributes:
         window: how many keys before its own a query sees; None for all.
         rope: base of the rotary position embedding; None for no positions at all.
+
+    Raises:
+        TypeError: no int, or no number.
+        ValueError: a negative window, or a base that is not positive and finite.
     """
 
     window: int | None = None
     rope: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.window is not None:
+            _require_int("window", self.window, 0)
+        if self.rope is None:
+            return
+        if isinstance(self.rope, bool) or not isinstance(self.rope, numbers.Real):
+            raise TypeError(f"rope is {self.rope!r}; a number is needed.")
+        if not 0 < self.rope < math.inf:
+            raise ValueError(f"rope is {self.rope}; it must be positive and finite.")
 
     @property
     def visible(self) -> dict[str, Any]:
@@ -33,7 +49,13 @@ class LayerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Sizes of a decoder; see ``LayerConfig`` for its layers."""
+    """Sizes of a decoder; see ``LayerConfig`` for its layers.
+
+    Raises:
+        TypeError: a size that is no int.
+        ValueError: a size below 1, or vectors that are not divided among the heads, or among pairs
+            of numbers where there are rotary positions.
+    """
 
     vocab_size: int
     embed_dim: int
@@ -41,6 +63,15 @@ class Config:
     hidden_dim: int
     train_length: int
     layers: tuple[LayerConfig, ...]
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "embed_dim", "num_heads", "hidden_dim", "train_length"):
+            _require_int(name, getattr(self, name), 1)
+        turned = any(layer.rope is not None for layer in self.layers)
+        parts = self.num_heads * (2 if turned else 1)
+        if self.embed_dim % parts:
+            what = f"{self.num_heads} heads" + (" of even size" if turned else "")
+            raise ValueError(f"embed_dim {self.embed_dim} cannot be {what}.")
 
     @property
     def head_dim(self) -> int:
@@ -81,5 +112,13 @@ class Config:
             fields = json.loads(text)
             layers = tuple(LayerConfig(**layer) for layer in fields.pop("layers"))
             return cls(layers=layers, **fields)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"{path}: not the config.json of a regard model ({error}).") from error
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            why = str(error).removesuffix(".")
+            raise ValueError(f"{path}: not the config.json of a regard model ({why}).") from error
+
+
+def _require_int(name: str, x: Any, least: int) -> None:
+    if isinstance(x, bool) or not isinstance(x, int):
+        raise TypeError(f"{name} is {x!r}; an int is needed.")
+    if x < least:
+        raise ValueError(f"{name} is {x}; at least {least} is needed.")

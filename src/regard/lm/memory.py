@@ -1,4 +1,4 @@
-"""Whether a text fits into the memory that is free."""
+"""Whether a text, or the training of a model, fits into the memory that is free."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from regard._base.errors import MaterializeError
+from regard._base.settings import bytes_text
 
 
 def free_bytes() -> int | None:
@@ -23,6 +24,15 @@ def require_memory(tokens: int, bytes_per_token: int) -> None:
             f"The text has {tokens:,} tokens; reading them needs {needed / 1e9:.1f} GB, and "
             f"{free / 1e9:.1f} GB are free.\n"
             f"  Give at most {free // bytes_per_token:,} tokens of it at a time."
+        )
+
+
+def require_free(needed: int, what: str, way_out: str) -> None:
+    """Raises MaterializeError where ``what`` needs more than what is free; ends in ``way_out``."""
+    free = free_bytes()
+    if free is not None and needed > free:
+        raise MaterializeError(
+            f"{what} needs {bytes_text(needed)}, and {bytes_text(free)} are free. {way_out}."
         )
 
 

@@ -74,17 +74,10 @@ class LanguageModel:
                 f"{folder}: no language model there; a folder with a config.json is needed. "
                 f"'{BUILTIN}' is the one in the package, `regard train` makes others."
             )
-        try:
-            open_file(path / "model.safetensors").close()  # fails for a pipe instead of waiting
-            weights = safetensors.numpy.load_file(path / "model.safetensors")
-        except SafetensorError as error:
-            raise ValueError(
-                f"{path / 'model.safetensors'}: not a weights file ({error})."
-            ) from error
         return cls(
             Config.load(path / "config.json"),
             BytePairTokenizer.load(path / "tokenizer.json"),
-            {name: weight.astype(np.float32) for name, weight in weights.items()},
+            _stored_weights(path / "model.safetensors"),
             name=str(folder),
         )
 
@@ -342,6 +335,7 @@ class LanguageModel:
 
 COLDEST = 1e-8  # below, noise times the temperature is less than the rounding of a score
 HOTTEST = 1e30  # above, all scores are 0; float32 holds no more than 3e38
+STORED = ("float16", "bfloat16", "float32", "float64")  # dtypes of a file of weights
 LAYER_WEIGHTS = ("attention_norm", "qkv", "out", "mlp_norm", "up", "down")
 
 
@@ -360,6 +354,29 @@ def in_float16(weights: Mapping[str, Array], way_out: str) -> dict[str, NDArray[
                 f"model is saved in and which ends at {np.finfo(np.float16).max:.0f}. {way_out}."
             )
     return half
+
+
+def _stored_weights(path: Path) -> dict[str, Array]:
+    """The weights of a file in float32.
+
+    Raises:
+        ValueError: the file is no weights file, or has one that is not floating, or not finite.
+    """
+    open_file(path).close()  # fails for a pipe instead of waiting
+    try:
+        stored = safetensors.numpy.load_file(path)
+    except (SafetensorError, TypeError) as error:  # the latter: a dtype that NumPy does not have
+        raise ValueError(f"{path}: not a weights file ({error}).") from error
+    for name, weight in stored.items():
+        if weight.dtype.name not in STORED:
+            known = ", ".join(STORED)
+            raise ValueError(f"{path}: {name} is {weight.dtype}; one of {known} is needed.")
+    with np.errstate(over="ignore"):
+        weights = {name: weight.astype(np.float32) for name, weight in stored.items()}
+    for name, weight in weights.items():
+        if count := weight.size - np.isfinite(weight).sum():
+            raise ValueError(f"{path}: {count} of {weight.size} weights of {name} are not finite.")
+    return weights
 
 
 def _norm(x: Float32[Array, "*L d"]) -> Float32[Array, "*L d"]:

@@ -157,9 +157,17 @@ class BytePairTokenizer:
 
         text = read_file(path)
         try:
-            return cls(Tokenizer.from_buffer(text))
+            found = cls(Tokenizer.from_buffer(text))
         except Exception as error:  # the library raises plain Exception
             raise ValueError(f"{path}: not a byte-pair tokenizer ({error}).") from error
+        try:
+            found._spelled  # noqa: B018
+        except KeyError as error:
+            raise ValueError(
+                f"{path}: not a byte-pair tokenizer (a token has the character {error}, which"
+                " stands for no byte)."
+            ) from error
+        return found
 
     def save(self, path: str | Path) -> None:
         """Writes a ``tokenizer.json``."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
+import numbers
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors.numpy
@@ -16,7 +19,8 @@ from regard._base.extras import needed_by
 from regard._base.files import check_folder, open_file, read_file, replaced_when_complete
 from regard.lm.config import Config, LayerConfig
 from regard.lm.corpus import Batches, encode_texts, read_texts
-from regard.lm.model import in_float16
+from regard.lm.memory import require_free
+from regard.lm.model import FLOAT_BYTES, GRAPH_VECTORS, in_float16
 from regard.lm.tokenizer import BytePairTokenizer
 
 with needed_by("Training a model"):
@@ -30,6 +34,9 @@ RUN, TOKENIZER, CHECKPOINT = "run.json", "tokenizer.json", "checkpoint.safetenso
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 # What _Run's two optimizers keep of a parameter.
 STATES = (("momentum_buffer",), ("step", "exp_avg", "exp_avg_sq"))
+COPIES = 3  # of the weights, at least: they, their gradients and an optimizer's state
+RATES = ("muon_rate", "adam_rate", "weight_decay")
+SMALLER = "Train in another folder, with a smaller adam_rate or muon_rate for example"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +54,10 @@ class Settings:
         muon_rate: learning rate of the matrices; ``adam_rate``: of the embedding and the norms.
         bfloat16: multiply matrices in bfloat16, faster where the CPU has instructions for it.
         save_every: steps between two checkpoints.
+
+    Raises:
+        TypeError: no int, or no number.
+        ValueError: sizes that do not fit together, or a rate that is negative or not finite.
     """
 
     steps: int = 400
@@ -67,6 +78,7 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        self._check_types()
         counts = ("steps", "batch", "length", "embed_dim", "num_heads", "save_every")
         low = [f"{name} {getattr(self, name)}" for name in counts if getattr(self, name) < 1]
         if low or not self.windows:
@@ -91,6 +103,29 @@ class Settings:
             )
         if not 0 <= self.seed < 2**64:  # what NumPy and torch both take
             raise ValueError(f"Settings: seed {self.seed}; 0 to {2**64 - 1} is possible.")
+        self._check_rates()
+
+    def _check_types(self) -> None:
+        whole = {name: x for name, x in vars(self).items() if name not in (*RATES, "rope")}
+        for n, window in enumerate(whole.pop("windows")):
+            whole |= {} if window is None else {f"windows[{n}]": window}
+        flag = whole.pop("bfloat16")
+        if not isinstance(flag, bool):
+            raise TypeError(f"Settings: bfloat16 is {flag!r}; True or False is needed.")
+        for name, x in whole.items():
+            if isinstance(x, bool) or not isinstance(x, int):
+                raise TypeError(f"Settings: {name} is {x!r}; an int is needed.")
+
+    def _check_rates(self) -> None:
+        for name in (*RATES, "rope"):
+            x: Any = getattr(self, name)
+            if isinstance(x, bool) or not isinstance(x, numbers.Real):
+                raise TypeError(f"Settings: {name} is {x!r}; a number is needed.")
+            if not 0 <= float(x) < math.inf or (name == "rope" and x == 0):
+                least = "more than 0" if name == "rope" else "0 or more"
+                raise ValueError(f"Settings: {name} {x}; {least}, and finite, is needed.")
+        if low := [x for x in self.windows if x is not None and x < 0]:
+            raise ValueError(f"Settings: windows has {low[0]}; 0 or more, or None, is needed.")
 
     def config(self, vocab_size: int) -> Config:
         """The model that these settings train."""
@@ -133,8 +168,9 @@ def train(
         FileNotFoundError: a file that is not there.
         TypeError: one name instead of a list of files.
         ValueError: no text, a file that is no text, too little of it, a folder with another run or
-            a model of another origin, a damaged checkpoint, weights that are not finite in float16,
-            or a file instead of a folder.
+            a model of another origin, a damaged checkpoint, a loss that is not finite, weights that
+            are not finite in float16, or a file instead of a folder.
+        MaterializeError: a model, or a batch, that needs more memory than is free.
     """
     return train_texts(read_texts(files), folder, settings, progress)
 
@@ -185,7 +221,7 @@ def train_texts(
         if len(run.losses) % settings.save_every == 0:
             run.save(folder / CHECKPOINT)
     weights = {name: w.detach().numpy() for name, w in run.model.weights().items()}
-    half = in_float16(weights, "Train in another folder, with a smaller adam_rate for example")
+    half = in_float16(weights, SMALLER)
     run.save(folder / CHECKPOINT)
     run.model.config.save(folder / CONFIG)
     _write(folder / WEIGHTS, safetensors.numpy.save(half))
@@ -220,7 +256,7 @@ def _require_same(folder: Path, written: str) -> None:
     run = json.loads(written)
     try:
         other = dataclasses.asdict(Settings()) | dict(json.loads(read_file(path)))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(
             f"{path}: not the settings of a run ({error}); give another folder."
         ) from error
@@ -258,13 +294,27 @@ def _write(path: Path, data: bytes) -> None:
         file.write(data)
 
 
+def _require_memory(settings: Settings, config: Config) -> None:
+    """Raises MaterializeError where weights and one batch need more memory than is free."""
+    weights = sum(math.prod(shape) for shape in config.shapes().values())
+    tokens = settings.batch * settings.length
+    kept = tokens * len(config.layers) * GRAPH_VECTORS * config.embed_dim
+    require_free(
+        FLOAT_BYTES * (COPIES * weights + kept),
+        f"Training: a model of {weights:,} weights, with {tokens:,} tokens in a step,",
+        "Take a smaller embed_dim, batch or length, or fewer layers",
+    )
+
+
 class _Run:
     """Model, optimizers and losses so far: everything that the next step depends on."""
 
     def __init__(self, settings: Settings, vocab_size: int) -> None:
+        config = settings.config(vocab_size)
+        _require_memory(settings, config)
         torch.manual_seed(settings.seed)
         self.settings = settings
-        self.model = Decoder(settings.config(vocab_size))
+        self.model = Decoder(config)
         self.losses: list[float] = []
         hidden = [p for p in self.model.layers.parameters() if p.ndim == 2]
         others = [p for p in self.model.parameters() if all(p is not h for h in hidden)]
@@ -279,6 +329,7 @@ class _Run:
         ids = torch.from_numpy(batches[step].astype(np.int64))
         with torch.autocast("cpu", torch.bfloat16, enabled=self.settings.bfloat16):
             loss = self.model.loss(ids)
+        self._require_finite(loss.item())
         loss.backward()
         for optimizer, rate in self.optimizers:
             for group in optimizer.param_groups:
@@ -286,6 +337,13 @@ class _Run:
             optimizer.step()
             optimizer.zero_grad()
         self.losses.append(loss.item())
+
+    def _require_finite(self, loss: float) -> None:
+        if not math.isfinite(loss):
+            raise ValueError(
+                f"Training: the loss of step {len(self.losses) + 1} of {self.settings.steps} is"
+                f" {loss}: weights have become too large for their numbers. {SMALLER}."
+            )
 
     def save(self, path: Path) -> None:
         """Writes the checkpoint, whole or not at all."""

@@ -1,5 +1,6 @@
 """Layers of other libraries read as ``MultiHeadAttention``: arguments, state dict and mode."""
 
+import functools
 from typing import Any
 
 import torch
@@ -32,7 +33,18 @@ def from_torch(module: nn.MultiheadAttention) -> Reading:
         "bias": module.in_proj_bias is not None,
         "dropout": module.dropout,
     }
-    return options, copied(module.state_dict()), module.training
+    return options, copied(_state(module)), module.training
+
+
+def _state(module: nn.Module) -> dict[str, Tensor]:
+    """The state dict; of what is parametrized the numbers that the module computes with."""
+    found: dict[str, Any] = {}
+    for name in module.state_dict():
+        owner, _, parametrized = name.partition("parametrizations.")
+        if parametrized:
+            name = owner + parametrized.partition(".")[0]
+        found[name] = functools.reduce(getattr, name.split("."), module)
+    return found
 
 
 def from_gpt2(c_attn: nn.Module, c_proj: nn.Module, num_heads: int) -> Reading:

@@ -263,7 +263,8 @@ class MultiHeadAttention(nn.Module):
 
         Raises:
             ShapeError, TypeError: as ``regard.attention``.
-            ValueError: a cache in a layer that is not causal, or together with a context.
+            ValueError: a cache in a layer that is not causal, or together with a context; one of a
+                layer that sees fewer tokens.
             UnsupportedError: a cache with ``key_lengths``, or a context with ``rope``.
         """
         check_names("MultiHeadAttention", more, unknown, _CALLED_WITH)
@@ -414,6 +415,13 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(
                 "MultiHeadAttention: a cache holds the earlier tokens of x itself, and context "
                 "takes their place; pass one of the two."
+            )
+        sees = None if self.window is None else self.window[0]
+        if cache._keep is not None and (sees is None or cache._keep < sees):
+            raise ValueError(
+                f"MultiHeadAttention: the cache keeps {cache._keep} earlier tokens, and this layer"
+                f" sees {'all' if sees is None else sees}. Each layer needs a cache of its own:"
+                " layer.new_cache()."
             )
         if key_lengths is not None:
             raise UnsupportedError(

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.nn import Module, MultiheadAttention, TransformerEncoder, TransformerEncoderLayer
+from torch.nn.utils.parametrize import is_parametrized
 
 from regard._base.errors import UnsupportedError
 from regard._operator.attention import scaled_dot_product_attention
@@ -18,6 +19,7 @@ from regard._operator.torch_calls import Running, TorchAttention, uncompiled
 
 WEIGHTS = "returns weights, which torch computes past its operator: need_weights=False"
 NESTED = "is called with nested tensors, which torch computes past its operator: pad them"
+OF_ANY_CLASS = ("__dict__", "__weakref__")
 OPERATOR = "scaled_dot_product_attention"
 # What lets torch's layers go past their attention in evaluation, and what forbids it.
 QUICK_WAYS: tuple[tuple[type, str, int], ...] = (
@@ -43,7 +45,7 @@ class Replaced:
         """Puts torch's operator back, where this call changed modules of a model."""
         while self._changed:
             module: Any = self._changed.pop()
-            module.__class__ = _torchs(module)
+            module.__class__ = _swapped(module, _without)
             del module._regard_replaced
 
     def __getstate__(self) -> dict[str, Any]:
@@ -84,14 +86,33 @@ def patch_torch() -> Iterator[Replaced]:
 
     Yields:
         A ``Replaced``: the modules that called it, and those that torch computed, with the reason.
+
+    Raises:
+        UnsupportedError: a ``torch.nn.MultiheadAttention`` is called with nested tensors.
     """
     running, replaced = Running(), Replaced()
     with (
+        _nested_refused(),
         uncompiled(),
         running.followed(),
         _by_regard(replaced, lambda: running.name),
     ):
         yield replaced
+
+
+@contextlib.contextmanager
+def _nested_refused() -> Iterator[None]:
+    """Says in words of its own what torch asserts of nested tensors in the block."""
+    try:
+        yield
+    except AssertionError as error:
+        if "does not support NestedTensor" not in str(error):
+            raise
+        raise UnsupportedError(
+            "patch_torch: a torch.nn.MultiheadAttention is called with nested tensors, which torch"
+            " computes past its operator, and not in this block. Pad them, or take"
+            " regard.nn.replace(model), which leaves such calls to torch."
+        ) from error
 
 
 def replace(model: Module) -> Replaced:
@@ -138,13 +159,33 @@ def replace(model: Module) -> Replaced:
 
 
 def _torchs(module: Any) -> Any:
-    """The class of a module without regard's operator."""
+    """The class of a module without regard's operator, and without what was put over that."""
     kind = type(module)
+    return next((_without(base) for base in kind.__mro__ if "_kind" in vars(base)), kind)
+
+
+def _without(kind: Any) -> Any:
     return vars(kind).get("_kind", kind)
 
 
+def _computed(kind: Any) -> type:
+    return _computed_by_regard(_without(kind))
+
+
+def _swapped(module: Any, change: Callable[[Any], Any]) -> Any:
+    """A module's class, changed; where it is parametrized, torch's class for that over it.
+
+    From that class torch takes off what it parametrized, so it has to be the module's own.
+    """
+    kind = type(module)
+    if not is_parametrized(module):
+        return change(kind)
+    members = {name: x for name, x in vars(kind).items() if name not in OF_ANY_CLASS}
+    return type(kind.__name__, tuple(map(change, kind.__bases__)), members)
+
+
 def _change(module: Any, report: Replaced, name: str) -> None:
-    module.__class__ = _computed_by_regard(_torchs(module))
+    module.__class__ = _swapped(module, _computed)
     module._regard_replaced = report, name
     report._changed.append(module)
 
@@ -171,7 +212,9 @@ def _computed_by_regard(kind: Any) -> type:
     """
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        report, name = self._regard_replaced
+        report, name = vars(self).get("_regard_replaced", (None, ""))
+        if report is None:  # put back, but for a class that was put over this one
+            return kind.forward(self, *args, **kwargs)
         if is_multi_head and any(_is_nested(x) for x in (*args, *kwargs.values())):
             report.left[name] = NESTED
             return kind.forward(self, *args, **kwargs)
@@ -189,12 +232,16 @@ def _computed_by_regard(kind: Any) -> type:
         made: Any
         if hasattr(kind, "__deepcopy__"):
             made = kind.__deepcopy__(self, memo)
+        elif is_parametrized(self):  # it is copied, but never pickled
+            made = memo[id(self)] = object.__new__(type(self))
+            vars(made).update(copy.deepcopy(vars(self), memo))
         else:
             make, args, state, *_ = self.__reduce_ex__(1)
             made = memo[id(self)] = make(*args)
             made.__setstate__(copy.deepcopy(state, memo))
-        made.__class__ = _computed_by_regard(_torchs(made))
-        made._regard_replaced = copy.deepcopy(self._regard_replaced, memo)
+        made.__class__ = _swapped(made, _computed)
+        if "_regard_replaced" in vars(self):
+            made._regard_replaced = copy.deepcopy(self._regard_replaced, memo)
         return made
 
     is_multi_head = issubclass(kind, MultiheadAttention)
