@@ -597,6 +597,9 @@ def test_a_survey_without_a_corpus_is_opened_and_others_are_errors(tmp_path, sur
         ValueError, match=r"\('format' is missing\)\. Put the one of the survey back"
     ):
         Survey(tmp_path)
+    (tmp_path / "survey.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r"not a manifest of regard \(maximum recursion"):
+        Survey(tmp_path)
     for options, message in (
         ({"max_tokens": 0}, "max_tokens is 0; at least 1"),
         ({"shard_tokens": -1}, "shard_tokens is -1; at least 1"),

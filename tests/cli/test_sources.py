@@ -199,3 +199,12 @@ def test_an_address_is_that_of_a_recording(regard, planted_file, tmp_path):
 
 def test_an_address_may_be_a_text(regard):
     assert regard("show", "https://a.b/c", "--text").code == 0
+
+
+@pytest.mark.parametrize("command", ["show", "heads", "view"])
+def test_a_model_that_would_read_nothing_is_refused(regard, model, planted_file, command):
+    said = refusal(regard(command, planted_file, "--model", model))
+    assert f"--model {model} would read a text, and this is a recording" in said
+    if command == "view":
+        said = refusal(regard(command, planted_file, "--with", planted_file, "--model", model))
+        assert "Leave --model out, or give the text." in said

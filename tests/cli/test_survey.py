@@ -195,6 +195,16 @@ def test_a_damaged_file_is_told_before_anything_is_computed(corpus, model, done,
     assert "Remove it; the same command computes it again." in ran.err
 
 
+@pytest.mark.parametrize("json", [[], ["--json"]])
+def test_a_survey_of_which_no_document_was_read_is_no_success(json, model, tmp_path, regard):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "empty.txt").write_text("")
+    line = ["survey", tmp_path / "texts", "-o", tmp_path / "heads", "--model", model, *json]
+    ran = regard(*line)
+    assert (ran.code, "empty.txt" in ran.out) == (1, True)
+    assert ran.err.endswith("no document was read; what is left out, and why, is told above.\n")
+
+
 def test_a_file_that_changed_stops_with_its_name(model, tmp_path, regard):
     text = tmp_path / "a.txt"
     text.write_text("import os")

@@ -104,7 +104,22 @@ def read_recording(argument: str, model: ModelChoice, is_text: bool) -> Recordin
     Raises:
         CommandError: with the line to print.
     """
-    return recorded(read_source(argument, is_text), model)
+    source = read_source(argument, is_text)
+    require_text([source], model)
+    return recorded(source, model)
+
+
+def require_text(sources: Sequence[str | Recording], model: ModelChoice) -> None:
+    """Refuses a model that was chosen where nothing is a text, which it would read.
+
+    Raises:
+        InputError: all are recordings.
+    """
+    if model.name != BUILTIN.name and not any(isinstance(source, str) for source in sources):
+        raise InputError(
+            f"--model {model.name} would read a text, and this is a recording, which holds what its"
+            " own model computed. Leave --model out, or give the text."
+        )
 
 
 def recorded(source: str | Recording, model: ModelChoice, explain: int | None = None) -> Recording:

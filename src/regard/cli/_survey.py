@@ -86,7 +86,8 @@ def survey(paths: Sequence[str], options: SurveyOptions) -> None:
             made.run(workers=options.workers, shards=numbers, progress=report)
     except (SurveyError, OSError, UnsupportedError, ShapeError) as error:
         raise CommandError(one_line(error).removeprefix("survey: ")) from error
-    _tell(made, options)
+    if not _tell(made, options) and part is None:
+        raise CommandError("no document was read; what is left out, and why, is told above.")
 
 
 @contextlib.contextmanager
@@ -126,8 +127,8 @@ def _show(kind: type[Survey], paths: Sequence[str], options: SurveyOptions) -> N
     _tell(found, options)
 
 
-def _tell(made: Survey, options: SurveyOptions) -> None:
-    """Prints what there is: a table, the clearest heads, a picture; or JSON."""
+def _tell(made: Survey, options: SurveyOptions) -> int:
+    """Prints what there is: a table, the clearest heads, a picture; or JSON. Counts documents."""
     with _as_input(), busy("Adding up"):
         sums, facts = made.heads(), made.facts()
     if options.plot is not None:
@@ -139,13 +140,14 @@ def _tell(made: Survey, options: SurveyOptions) -> None:
             raise CommandError(one_line(error)) from error
     if options.json:
         sys.stdout.write(json.dumps(_document(made, sums, facts), indent=1) + "\n")
-        return
+        return sums.documents
     screen = Screen()
     _summary(screen, made, sums, facts)
     if sums.documents:
         _table(screen, sums)
         _clearest(screen, made, sums)
         _picture(screen, sums)
+    return sums.documents
 
 
 def _summary(screen: Screen, made: Survey, sums: HeadSums, facts: dict[int, Facts]) -> None:

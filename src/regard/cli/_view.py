@@ -25,6 +25,7 @@ from regard.cli._source import (
     place_of_option,
     read_source,
     recorded,
+    require_text,
 )
 from regard.recording import Recording
 
@@ -91,6 +92,7 @@ def view(argument: str | None, options: ViewOptions) -> None:
         _open(read_source(argument, options.is_text), names[0], options)
         return
     read = [read_source(source, options.is_text) for source in sources]
+    require_text(read, options.model)
     recordings = [recorded(source, options.model, options.explain) for source in read]
     chosen = choose_group(recordings[0], options.group)
     if options.is_figure:
@@ -116,6 +118,7 @@ def _open(source: str | Recording, name: str, options: ViewOptions) -> None:
         recording = cast("Reading", readings.first).recording
         shown: dict[str, Any] = {"readings": readings}
     else:
+        require_text([source], options.model)
         recording = recorded(source, options.model)
         shown = {"recordings": [recording], "names": [name]}
     _check_survey(options, [recording])

@@ -89,7 +89,7 @@ class Manifest:
                 tuple(Source.of_json(source) for source in shard) for shard in found["shards"]
             )
             return cls(found["versions"], found["model"], found["settings"], shards)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else error
             raise ValueError(
                 f"survey: {path}: not a manifest of regard ({reason}). Put the one of the survey"
