@@ -95,6 +95,21 @@ def test_a_function_under_another_name_is_found(calls):
     assert sum(patched.replaced.values()) == 2
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_other_attention_of_torch_is_reported_as_left():
+    from torch.nn.attention.flex_attention import flex_attention
+
+    class Flexible(nn.Module):
+        def forward(self, x):
+            return flex_attention(x, x, x)
+
+    x = torch.randn(1, 2, 4, 8)
+    with torch.no_grad(), regard.patch_torch() as patched:
+        nn.Sequential(Flexible())(x)
+    assert patched.left == {"0": "calls flex_attention, which stays torch's"}
+    assert not patched.replaced
+
+
 def test_the_modules_of_a_model_are_replaced_and_put_back(encoder, calls):
     with torch.no_grad():
         expected = encoder(X)

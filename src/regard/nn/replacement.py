@@ -278,4 +278,7 @@ def _by_regard(report: Replaced, name: Callable[[], str]) -> TorchAttention:
         report.left[name()] = WEIGHTS
         return function(**named)
 
-    return TorchAttention(compute, weigh)
+    def leave(function: str) -> None:
+        report.left[name()] = f"calls {function}, which stays torch's"
+
+    return TorchAttention(compute, weigh, leave)
