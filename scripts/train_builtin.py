@@ -215,9 +215,9 @@ def main() -> None:
         "held_out": losses_by_length,
         "heads": head_table(model),
         "samples": samples(model),
-        "losses": [round(loss, 4) for loss in losses],
+        "losses": [round(loss, 2) for loss in losses],  # a step's differs by more from the next
     }
-    (run / "training.json").write_text(json.dumps(summary, indent=1) + "\n")
+    (run / "training.json").write_text(json.dumps(summary, separators=(",", ":")) + "\n")
     plot(losses, losses_by_length, run / "model_loss.png")
     print(json.dumps({k: v for k, v in summary.items() if k != "losses"}, indent=1))
     if options.install:

@@ -644,7 +644,8 @@ def test_a_causal_bias_of_torch_is_recorded_as_what_it_hides():
 def test_what_is_wrong_is_said():
     with pytest.raises(regard.RecordingError, match="no attention was computed"), regard.record():
         nn.Linear(32, 32)(X)
-    with pytest.raises(regard.RecordingError, match="in layers"), regard.record(layers=[7]):
+    match = r"in layers \[7\]; it was in 0, 1\."
+    with pytest.raises(regard.RecordingError, match=match), regard.record(layers=[7]):
         Blocks()(X)
     with pytest.raises(regard.ShapeError, match="3 tokens are given"), regard.record(list("abc")):
         Blocks()(X)
@@ -973,8 +974,14 @@ def test_what_checkpoints_compute_again_is_no_layer():
     assert recording.layer_numbers == (0, 1)
 
 
+@pytest.mark.parametrize("model", [nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2))])
+def test_a_model_that_is_given_is_refused_with_the_way_out(model):
+    with pytest.raises(TypeError, match=r"leave it out: with regard.record"), regard.record(model):
+        pass
+
+
 def test_tokens_are_texts_of_one_or_each():
-    for tokens in (3, "text", [], [1, 2], [["a", 1]]):
+    for tokens in (3, "text", [], [1, 2], [["a", 1]], torch.arange(10), torch.arange(10)[None]):
         with pytest.raises(TypeError, match="tokens are texts"), regard.record(tokens=tokens):
             Blocks()(X)
     with pytest.raises(regard.ShapeError, match="tokens of 2 texts"):  # noqa: SIM117

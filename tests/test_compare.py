@@ -236,6 +236,7 @@ def test_faults_of_comparisons_are_named():
     columns = one.part(columns=slice(5)), two.part(columns=slice(5))
     for error, ask, text in [
         (ValueError, lambda: regard.divergence(one, two, "js"), "kind is 'js'; 'kl', 'reverse_kl'"),
+        (ValueError, lambda: regard.divergence(one, two, ["kl"]), r"kind is \['kl'\]; 'kl', "),
         (TypeError, lambda: regard.compare(one, q), "ndarray is no matrix of weights"),
         (TypeError, lambda: regard.compare(one, tensors), "compare: a and b are of several"),
         (regard.ShapeError, lambda: regard.compare(one, two.mix()), r"a is .* and b .*mix\(\)"),

@@ -492,7 +492,10 @@ def test_faults_are_named():
     weights = AttentionWeights(q, k)
     for error, arguments, text in [
         (ValueError, (v, g, "cut"), "kind is 'cut'; 'knockout', 'contribution'"),
+        (ValueError, (v, g, ["knockout"]), r"kind is \['knockout'\]; 'knockout', "),
         (TypeError, (v,), "'knockout' needs a gradient"),
+        (TypeError, (np.ma.array(v), g), "value is a numpy.ma"),
+        (TypeError, (v, np.ma.array(g)), "gradient is a numpy.ma"),
         (TypeError, (v, torch.from_numpy(g)), "gradient is a torch.Tensor; a NumPy array"),
         (TypeError, ([1.0], g), "value is a builtins.list"),
         (TypeError, (v.astype(int), g), "value is int64; floating"),
@@ -535,6 +538,29 @@ def test_faults_are_named():
             ask()
     with regard.limits(weights_bytes=100), pytest.raises(regard.MaterializeError, match="effects"):
         effects[...]
+
+
+@by_ways(*NAMED)
+@pytest.mark.parametrize("kind", ["knockout", "contribution", "relevance", "gradient", "change"])
+@pytest.mark.parametrize("of", ["value", "gradient"])
+def test_what_is_infinite_is_so_in_every_answer(of, kind, way):
+    q, k, v, g = operands()
+    (v if of == "value" else g)[..., 3:9:2, 1] = np.inf
+    arrays = [way.convert(x) for x in (q, k, v, g)]
+    weights = AttentionWeights(*arrays[:2], causal=True, backend=way.backend)
+    effects = weights.effects(arrays[2], None if kind == "change" else arrays[3], kind)
+    exact = AttentionWeights(q, k, causal=True, backend="reference")
+    exact = exact.effects(v, None if kind == "change" else g, kind)
+    whole = np.asarray(exact)
+    np.testing.assert_allclose(np.asarray(effects), whole, rtol=1e-8, atol=1e-12)
+    with np.errstate(invalid="ignore"):
+        sums = whole.sum(-2)
+    np.testing.assert_allclose(np.asarray(effects.received()), sums, rtol=1e-8, atol=1e-10)
+    for ask in (lambda x: x.topk(3).values, lambda x: x.strongest(5).value,
+                lambda x: x.pool((4, 5), "mass")):  # fmt: skip
+        np.testing.assert_allclose(
+            abs(np.asarray(ask(effects))), abs(np.asarray(ask(exact))), rtol=1e-8, atol=1e-10
+        )
 
 
 def test_a_large_sink_of_a_row_that_sees_nothing_overflows_nothing():

@@ -40,6 +40,16 @@ BAD_SHAPES = {
         "mask (5, 6) cannot be broadcast to (2, 4, 6, 6), the weights' shape (..., Hq, Lq, Lk)",
     ),
     "a bias of the wrong shape": ((x, x, x), {"bias": ones((3, 1, 6, 6))}, "bias (3, 1, 6, 6) can"),
+    "a mask of keys for each text": (
+        (x, x, x),
+        {"mask": ones((2, 6), bool)},
+        "(..., Hq, Lq, Lk). For each element of the batch it is mask[:, None, None].",
+    ),
+    "a bias for each text": (
+        (x, x, x),
+        {"bias": ones((2, 6, 6), "f")},
+        "(..., Hq, Lq, Lk). For each element of the batch it is bias[:, None].",
+    ),
     "a mask of too many axes": (
         (x[0], x[0], x[0]),
         {"mask": ones((2, 4, 6, 6), bool)},
@@ -161,11 +171,47 @@ BAD_TYPES = {
     ),
     "causal as a mask": ((x, x, x), {"causal": ones(3)}, "True or False is needed"),
     "a scale in words": ((x, x, x), {"scale": "1"}, "scale is a str; a number is needed"),
+    "lengths with a mask": (
+        (x, x, x),
+        {"key_lengths": np.ma.array([3, 6], mask=[True, False])},
+        "key_lengths: a masked array is given, whose mask would not count",
+    ),
+    "lists of several lengths": (
+        (x, x, x),
+        {"segments": [[0], [1, 2]]},
+        "segments: lists of several lengths are given; an array is needed",
+    ),
     "a softcap in words": ((x, x, x), {"softcap": "1"}, "softcap is a str; a number is needed"),
     "a seed in words": (
         (x, x, x),
         {"dropout": 0.5, "seed": "1"},
         "seed is a str; an int is needed",
+    ),
+    "a seed that is not used": ((x, x, x), {"seed": 1.0}, "seed is a float; an int is needed"),
+    "a seed that says yes": (
+        (x, x, x),
+        {"dropout": 0.5, "seed": True},
+        "seed is a bool; an int is needed",
+    ),
+    "a seed of parts": (
+        (t, t, t),
+        {"dropout": 0.5, "seed": torch.tensor(1.7)},
+        "seed is a tensor () of float32; an int, or a tensor () of ints, is needed",
+    ),
+    "two seeds": (
+        (t, t, t),
+        {"dropout": 0.5, "seed": torch.tensor([1, 2])},
+        "seed is a tensor (2,) of int64; an int, or a tensor () of ints",
+    ),
+    "weights in words": (
+        (x, x, x),
+        {"return_weights": "no"},
+        "return_weights is 'no'; True or False is needed",
+    ),
+    "statistics by a number": (
+        (x, x, x),
+        {"return_statistics": 1},
+        "return_statistics is 1; True or False is needed",
     ),
 }
 
@@ -181,6 +227,7 @@ def test_wrong_types(name):
 BAD_VALUES = {
     "window": ({"window": (-1, 0)}, "window is (-1, 0); its sides must not be negative"),
     "scale": ({"scale": float("nan")}, "scale is nan; it must be finite"),
+    "a scale above all floats": ({"scale": -(10**400)}, "scale is -inf; it must be finite"),
     "softcap": ({"softcap": 0.0}, "softcap is 0.0; it must be positive and finite"),
     "dropout": ({"dropout": 1.0}, "dropout is 1.0; it must be at least 0 and less than 1"),
     "negative dropout": ({"dropout": -0.1}, "dropout is -0.1; it must be at least 0"),
@@ -208,6 +255,21 @@ def test_tensors_that_are_not_dense_are_refused_with_the_way_out(function):
             function(q, q, q)
 
 
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda w, sparse: w @ sparse, lambda w, sparse: w.T @ sparse,
+        lambda w, sparse: w.effects(sparse, sparse), lambda w, sparse: w.effects(t[0, 0], sparse),
+        lambda w, sparse: w.effects(t[0, 0], t[0, 0]) @ sparse,
+        lambda w, sparse: regard.merge([(sparse, w.statistics)]),
+    ],
+)  # fmt: skip
+def test_what_is_asked_of_weights_takes_dense_tensors(ask):
+    weights = regard.AttentionWeights(t[0, 0], t[0, 0])
+    with pytest.raises(regard.UnsupportedError, match=r"of layout torch.sparse_coo; .*to_dense"):
+        ask(weights, t[0, 0].to_sparse())
+
+
 @pytest.mark.filterwarnings("ignore:.*PyTorch API of nested tensors is in prototype:UserWarning")
 @pytest.mark.parametrize("layout", [torch.jagged, torch.strided], ids=str)
 @pytest.mark.parametrize("function", [regard.attention, regard.scaled_dot_product_attention])
@@ -226,6 +288,50 @@ def test_causal_biases_of_torch_are_refused_with_the_way_out(name):
     q, k = torch.randn(3, 8), torch.randn(4, 8)
     with pytest.raises(TypeError, match=f"{name} is a CausalBias .* Pass causal=True"):
         regard.attention(q, k, k, **{name: causal_lower_right(3, 4)})
+
+
+INTEGERS = {
+    "key_lengths": np.array([5, 3]),
+    "query_start": np.array([2, -1]),
+    "segments": (np.arange(6) // 3, np.arange(7)[::-1] // 4),
+    "intervals": (np.arange(6) % 2, np.arange(12).reshape(2, 6) // 2),
+}
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+@pytest.mark.parametrize("form", ["backwards", "swapped", "read-only", "lists"])
+def test_integers_are_read_in_any_form(form, name):
+    def formed(ids):
+        if form == "swapped":
+            return ids.astype(">i4")
+        if form == "lists":
+            return ids.tolist()
+        found = np.ascontiguousarray(ids[..., ::-1])[..., ::-1] if form == "backwards" else +ids
+        found.flags.writeable = False
+        return found
+
+    given = INTEGERS[name]
+    many = tuple(map(formed, given)) if isinstance(given, tuple) else formed(given)
+    q, k = np.random.default_rng(0).normal(size=(2, 2, 3, 7, 4))
+    expected = regard.attention(q[:, :, :6], k, k, causal=True, **{name: given})
+    for arrays in ((q[:, :, :6], k, k), tuple(map(torch.from_numpy, (q[:, :, :6], k, k)))):
+        found = regard.attention(*arrays, causal=True, **{name: many})
+        np.testing.assert_allclose(np.asarray(found), expected, atol=1e-13)
+        weights = regard.AttentionWeights(*arrays[:2], causal=True, **{name: many})
+        np.testing.assert_allclose(np.asarray(weights @ arrays[2]), expected, atol=1e-13)
+
+
+def test_an_edit_is_by_a_factor_that_a_float_can_hold():
+    with pytest.raises(ValueError, match="factor is inf; it must be at least 0 and finite"):
+        regard.Edit(factor=10**400)
+
+
+@pytest.mark.parametrize("name", ["key_lengths", "query_start"])
+def test_integers_that_are_not_dense_are_refused_with_the_way_out(name):
+    lengths = torch.tensor([1, 2]).to_sparse()
+    for arrays in ((x, x, x), (t, t, t)):
+        with pytest.raises(regard.UnsupportedError, match=rf"{name}\.to_dense\(\)"):
+            regard.attention(*arrays, **{name: lengths})
 
 
 def test_lengths_without_a_batch_axis_say_that_there_is_none():

@@ -566,6 +566,8 @@ def test_a_recording_refuses_parts_of_a_text():
 X = np.ones((HQ, 3, D))
 STATISTICS = RowStatistics(np.zeros((HQ, 3)), np.ones((HQ, 3)))
 PART = (X, STATISTICS)
+TENSORS = torch.from_numpy(X), RowStatistics(*map(torch.from_numpy, STATISTICS))
+ON_META = TENSORS[0].to("meta"), RowStatistics(*(x.to("meta") for x in TENSORS[1]))
 
 
 @pytest.mark.parametrize(
@@ -582,6 +584,10 @@ PART = (X, STATISTICS)
         ([PART, (X.astype("float32"), STATISTICS)], TypeError, "ndarray of float32 and that of"),
         ([PART, (torch.ones(4, 3, 8).double(), STATISTICS)], TypeError, "Tensor of float64 and"),
         ([(X.astype(int), STATISTICS)], TypeError, "output of part 0 is int64; floating"),
+        ([(np.ma.array(X), STATISTICS)], TypeError, "output of part 0 is MaskedArray; floating"),
+        ([(X, RowStatistics(*(x.astype("f2") for x in STATISTICS)))], TypeError,
+         "maximum of part 0 is float16, rounded more than shares may be; float32 or float64"),
+        ([TENSORS, ON_META], TypeError, "maximum of part 1 is on meta and that of part 0"),
     ],
 )  # fmt: skip
 def test_parts_that_do_not_fit_are_named(parts, error, said):
@@ -594,6 +600,9 @@ def test_parts_that_do_not_fit_are_named(parts, error, said):
     [
         (1.0, TypeError, "sinks is a float; an array of the library"),
         (torch.ones(HQ), TypeError, "sinks is a Tensor"),
+        (np.ma.ones(HQ), TypeError, "sinks is a MaskedArray"),
+        (np.ones(HQ, complex), TypeError, "sinks is complex128; floating numbers are needed"),
+        (np.ones(HQ, bool), TypeError, "sinks is bool; floating numbers are needed"),
         (
             np.ones(3),
             ShapeError,
@@ -614,11 +623,23 @@ def test_sinks_that_do_not_fit_are_named(sinks, error, said):
         ((X[..., 0].astype(int), X[..., 0]), TypeError, "maximum is int64; floating numbers"),
         ((X[..., 0], X[:2, :, 0]), ShapeError, r"total has shape \(2, 3\); .* needed: \(4, 3\)"),
         ((X[..., 0], -X[..., 0]), ValueError, "a total is negative"),
+        ((np.ma.array(X[..., 0]), X[..., 0]), TypeError, "maximum is a MaskedArray; an array"),
+        ((X[..., 0], X[..., 0].astype("f4")), TypeError, "total is float32, rounded more than"),
     ],
 )
 def test_statistics_that_do_not_fit_are_named(statistics, error, said):
     with pytest.raises(error, match=f"^statistics: {said}"):
         regard.AttentionWeights(X, X, statistics=statistics)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_statistics_of_16_bits_would_make_other_weights(dtype):
+    x = torch.ones(2, 3, 4)
+    statistics = RowStatistics(*(torch.ones(2, 3, dtype=getattr(torch, dtype)) for _ in range(2)))
+    with pytest.raises(TypeError, match=f"maximum is {dtype}, .* float32 is needed"):
+        regard.AttentionWeights(x, x, statistics=statistics)
+    wide = RowStatistics(*(one.double() for one in statistics))
+    assert regard.AttentionWeights(x, x, statistics=wide)[...].shape == (2, 3, 3)
 
 
 @pytest.mark.parametrize(

@@ -271,6 +271,8 @@ def test_gradients_of_nothing_are_zeros(way):
 
 X = np.ones((HQ, 3, D))
 STATISTICS = RowStatistics(np.zeros((HQ, 3)), np.ones((HQ, 3)))
+READ_ONLY = np.zeros((HQ, 3, D))
+READ_ONLY.flags.writeable = False
 
 
 @pytest.mark.parametrize(
@@ -285,6 +287,8 @@ STATISTICS = RowStatistics(np.zeros((HQ, 3)), np.ones((HQ, 3)))
          "into.value is float32; float64 is needed"),
         ({"into": AttentionGradients(X, X[:2], X)}, ShapeError, r"into.key has shape \(2, 3, 8\)"),
         ({"into": AttentionGradients(X, X, X, X)}, TypeError, "into has bias, and no bias is g"),
+        ({"into": AttentionGradients(READ_ONLY, X, X)}, ValueError, "into.query is read-only"),
+        ({"grad_output": np.ma.array(X)}, TypeError, "grad_output is a MaskedArray; a NumPy"),
         ({"casual": True}, TypeError, "there is no option 'casual'. Is causal meant"),
         ({"output_dtype": "float64"}, TypeError, "there is no option 'output_dtype'"),
     ],

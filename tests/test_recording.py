@@ -108,6 +108,7 @@ def test_repr_tells_tokens_layers_heads_and_bytes():
         (lambda: Recording("Your", [layer()]), TypeError, "tokens is one str; a list"),
         (lambda: Recording([1, 2, 3, 4], [layer()]), TypeError, r"tokens\[0\] is int; .*not ids"),
         (lambda: Recording(TOKENS, [1]), TypeError, r"layers\[0\] is int; every layer must be"),
+        (lambda: Recording(TOKENS, layer()), TypeError, "layers is one Layer; a list is needed"),
         (lambda: Recording(TOKENS, [layer()], model=3), TypeError, "model is int; it must be"),
         (lambda: Recording(TOKENS, [layer()], boundary=4), ValueError, "boundary is 4; there"),
         (lambda: Recording(TOKENS, [layer()], boundary="a"), TypeError, "boundary is str; an int"),

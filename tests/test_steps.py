@@ -313,12 +313,17 @@ X = numbers(4, 3)
         (
             lambda: steps(X, X, X, return_weights=True),
             TypeError,
-            "no option 'return_weights'; there",
+            "no option 'return_weights'. There are",
         ),
         (
             lambda: steps(X, X, X, backend="torch"),
             TypeError,
-            "no option 'backend'; there are causal",
+            "no option 'backend'. There are causal",
+        ),
+        (
+            lambda: steps(X, X, X, is_causal=True),
+            TypeError,
+            "no option 'is_causal'. Here it is causal=True",
         ),
         (lambda: steps([1.0], X, X), TypeError, "query is a builtins.list"),
         (lambda: steps(X.astype(int), X, X), TypeError, "query is int64; floating numbers"),

@@ -238,7 +238,10 @@ def test_explain_is_right_about_sinks_dropout_heads_and_long_sums():
         (lambda s: s.explain(3, 0, head=0), "query 3; there are 3"),
         (lambda s: s.explain(0, -6, head=0), "key -6; there are 5"),
         (lambda s: s.explain(0, 0, head=4), "head 4; there are 4"),
-        (lambda s: s.explain(0, 0), r"head \(\); one index is needed for each of .* \(4,\)"),
+        (
+            lambda s: s.explain(0, 0),
+            r"head \(\); one index is needed for each of .* \(4,\), as in head=\(0,\)",
+        ),
     ],
 )
 def test_explain_says_which_cells_there_are(call, message):

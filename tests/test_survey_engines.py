@@ -13,6 +13,8 @@ from tiny_model import TEXT
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("survey")]  # processes of their own
 PAGE = Path(__file__).parent.parent / "docs" / "survey.md"
+# Of its own, which may take long to start beside other tests.
+RAY = {"RAY_ADDRESS": "local", "RAY_raylet_start_wait_time_s": "240"}
 RECIPE = re.compile(r"^\*\*(.+?)\*\*[^\n]*\n\n```(?:python|sh)\n(.*?)```", re.DOTALL | re.MULTILINE)
 RECIPES = dict(RECIPE.findall(PAGE.read_text(encoding="utf-8")))
 BEGUN = """
@@ -39,7 +41,7 @@ def files(folder):
 def run(line, shared, tmp_path):
     done = subprocess.run(
         line, cwd=tmp_path, capture_output=True, text=True, timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "RAY_ADDRESS": "local"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **RAY},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert files(tmp_path / "heads") == files(shared / "plain")

@@ -223,6 +223,10 @@ def test_summary_gives_what_each_method_gives(library):
     together = (*summary[:4], *summary.topk, *summary.strongest, summary.pooled)
     for x, y in zip(alone, together):
         np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
+    named = weights.summary(only=(name for name in ("lse", "received")))
+    np.testing.assert_array_equal(np.asarray(named.lse), np.asarray(summary.lse))
+    np.testing.assert_array_equal(np.asarray(named.received), np.asarray(summary.received))
+    assert named.entropy is None
 
 
 INDICES = [
@@ -371,11 +375,55 @@ def test_it_behaves_like_an_array():
         (lambda w: w.strongest(-1), ValueError, "n is -1; it must not be negative"),
         (lambda w: w.strongest("3"), TypeError, "n is a str; an int is needed"),
         (lambda w: w.summary(only="lse"), TypeError, r"a list of names is needed, as in \['lse'\]"),
+        (lambda w: w.pool((True, True)), TypeError, r"size is \(True, True\); a pair of ints"),
     ],
 )
 def test_bad_questions_get_clear_answers(ask, error, message):
     with pytest.raises(error, match=message):
         ask(AttentionWeights(np.ones((5, 3)), np.ones((5, 3))))
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_numbers_are_not_compared_with_weights_that_are_not_stored(library):
+    x = np.eye(3) if library == "numpy" else torch.eye(3)
+    weights = AttentionWeights(x, x)
+    for other in (weights[...], 0.5, 0):
+        for compare in (lambda a, b: a == b, lambda a, b: a != b, lambda a, b: b == a):
+            with pytest.raises(TypeError, match=r"== and != of numbers need the matrix"):
+                compare(weights, other)
+    assert weights == weights
+    assert weights != AttentionWeights(x, x)
+    assert {weights: 1}[weights] == 1
+    assert weights not in (None, "x")
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda w: w.head(slice(1)), lambda w: w.head(...), lambda w: w.matrix(slice(1), 0),
+        lambda w: w.effects(w._call.key, w._call.query).head(slice(1)),
+        lambda w: w.effects(w._call.key, w._call.query).matrix(0, slice(1)),
+    ],
+)  # fmt: skip
+def test_one_head_is_not_a_slice_of_them(ask):
+    x = np.ones((2, 3, 5, 4))
+    with pytest.raises(IndexError, match="one int for each axis is needed"):
+        ask(AttentionWeights(x, x))
+
+
+@by_ways(*NAMED)
+@pytest.mark.parametrize("given", ["bias", "mask", "none"])
+def test_a_part_of_no_keys_has_the_log_sum_exp_of_its_rows(way, given):
+    q, k = numbers(2, 4, 6, 8, dtype=np.float64)
+    options = {"bias": numbers(4, 1, 6, seed=1)} if given == "bias" else {}
+    options |= {"mask": np.arange(6) > 1} if given == "mask" else {}
+    options = {name: way.convert(x) for name, x in options.items()}
+    arrays = way.convert(q), way.convert(k)
+    weights = AttentionWeights(*arrays, scale=0.4, backend=way.backend, **options)
+    part = AttentionWeights(*arrays, scale=0.4, backend=way.backend, **options)
+    part = part.part(columns=slice(3, 3))
+    close(part.lse, np.asarray(weights.lse))
+    close(part.summary(topk=0).lse, np.asarray(weights.lse))
 
 
 def test_large_scores_keep_exact_weights_where_log_sum_exp_would_not():

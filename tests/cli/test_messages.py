@@ -28,6 +28,12 @@ def refusal(result, code=2):
     return result.err.removeprefix("regard: ").strip()
 
 
+@pytest.mark.parametrize("command", ["show", "heads", "view", "generate"])
+def test_a_text_without_quotes_is_refused_with_the_way_out(regard, command):
+    message = refusal(regard(command, "the", "cat", "sat"))
+    assert message.endswith("(cat sat). A text of several words stands in quotes.")
+
+
 def test_an_empty_text_is_refused(regard):
     assert refusal(regard("show", "")) == "The text is empty; at least one character is needed."
     assert "Standard input is empty" in refusal(regard("show", "-"))
@@ -58,7 +64,9 @@ def test_standard_input_that_is_no_text_is_refused(regard):
         assert message.startswith("standard input: not a text; byte 0 is no UTF-8.")
 
 
-@pytest.mark.parametrize("name", ["notes.txt", "folder/notes", "a.safetensors", "my notes.md"])
+@pytest.mark.parametrize(
+    "name", ["notes.txt", "folder/notes", "a.safetensors", "my notes.md", "a.npz"]
+)
 def test_a_missing_file_is_named_and_how_to_pass_it_as_a_text(regard, name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert refusal(regard("show", name)) == MISSING.replace("notes.txt", name)

@@ -187,6 +187,7 @@ def test_a_head_without_numbers_is_said_to_have_no_change(open_map):
     title = page.locator(".regard-change-grid").get_attribute("title")
     assert title == "L0H1 not a number (NaN)"
     page.get_by_label("order").select_option("change")
+    page.locator(".regard-head-score", has_text="NaN").wait_for()
     assert page.locator(".regard-head-score").all_inner_texts()[-1] == "NaN"
 
 

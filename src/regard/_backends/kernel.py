@@ -75,8 +75,7 @@ class Kernel:
 
     def score_unit(self, call: Call) -> float:
         """1, or the scale where scores are plain products: see ``raw_scores`` in attention.h."""
-        raw = call.bias is None and not is_capped(call) and call.scale > 1e-30
-        return call.scale if raw else 1.0
+        return score_unit(call)
 
     def finds_statistics(self, call: Call, fields: dict[str, Any]) -> bool:
         """For the heatmap of the largest weights: scores are compared before they are weights."""
@@ -122,6 +121,12 @@ class Kernel:
         rows: RowSlopes, needed: Collection[str],
     ) -> dict[str, Any]:  # fmt: skip
         return divergence_gradients(kind, sides, side, own, rows, needed)
+
+
+def score_unit(call: Call) -> float:
+    """See ``Kernel``. A bias is one, be it of no key, whose numbers have no address."""
+    raw = call.bias is None and not is_capped(call) and call.scale > 1e-30
+    return call.scale if raw else 1.0
 
 
 def _refuses(call: Call) -> str | None:
@@ -226,7 +231,7 @@ def reduce(
         with np.errstate(divide="ignore"):
             into = lse.numpy() if call.is_torch else lse
             into[...] = maximum
-            into *= read.factor * math.log(2)
+            into *= score_unit(call)
             into += np.log(total.astype(float))
     if not finds_statistics:
         _reduce_few_rows(call, read, maximum, total, fields)

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regard._base import loaded
-from regard._base.arrays import accumulating_name, dtype_name, is_tensor
+from regard._base.arrays import accumulating_name, dtype_name, is_array, is_tensor, read_array
+from regard._base.compiling import is_traced
 from regard._base.errors import ShapeError, UnsupportedError
 from regard._call import edits as rectangles
 from regard._call.call import Call, placed
@@ -37,9 +38,7 @@ class Given(NamedTuple):
 
 def kind_of(name: str, x: object) -> str:
     """``numpy`` or ``torch``; everything else is refused."""
-    if type(x) is np.ndarray:  # first: np.ma takes 70 ms to load
-        return "numpy"
-    if isinstance(x, np.ndarray) and not isinstance(x, (np.ma.MaskedArray, np.matrix)):
+    if is_array(x):
         return "numpy"
     if is_tensor(x):
         require_dense(name, x)
@@ -190,13 +189,11 @@ def _read_pairs(name: str, x: Any, given: Given) -> Any:
             "ones and zeros become a mask with mask != 0."
         )
     full = (*query.shape[:-1], key.shape[-2])
-    fits = x.ndim <= len(full) and all(
-        m in (n, 1) for n, m in zip(reversed(full), reversed(x.shape))
-    )
-    if not fits:
+    if not _fits(x.shape, full):
         raise ShapeError(
             f"attention: {name} {tuple(x.shape)} cannot be broadcast to {tuple(full)}, the "
-            f"weights' shape (..., Hq, Lq, Lk).{_shapes(query, key, None)}"
+            f"weights' shape (..., Hq, Lq, Lk).{_of_each(name, x.shape, full)}"
+            f"{_shapes(query, key, None)}"
         )
     x = x.reshape((1,) * (len(full) - x.ndim) + tuple(x.shape))
     if query.ndim == 2:
@@ -204,25 +201,29 @@ def _read_pairs(name: str, x: Any, given: Given) -> Any:
     return _fold(x, leading, 3)
 
 
+def _fits(shape: Any, full: Any) -> bool:
+    """Whether an array of a shape can be broadcast to a full one."""
+    return len(shape) <= len(full) and all(
+        m in (n, 1) for n, m in zip(reversed(full), reversed(shape))
+    )
+
+
+def _of_each(name: str, shape: Any, full: Any) -> str:
+    """The way out where the first axis of a mask or bias is that of the batch, and others lack."""
+    missing = len(full) - len(shape)
+    if missing < 1 or not _fits((*shape[:1], *(1,) * missing, *shape[1:]), full):
+        return ""
+    return f" For each element of the batch it is {name}[:{', None' * missing}]."
+
+
 def _read_integers(name: str, x: Any, given: Given, tail: Any = ()) -> Any:
     """An int or an array of ints as ``(B, *tail)``, or ``(1, *tail)`` where it has a tail."""
     query, _, leading, _ = given
     if isinstance(x, numbers.Integral) and not -(2**63) <= int(x) < 2**63:
         raise ValueError(f"attention: {name} is {x}; it must fit into 64 bits with a sign.")
-    if is_tensor(query):
-        torch = loaded.torch
-        if not is_tensor(x):
-            x = torch.as_tensor(x, device="cpu")
-        if tail:  # those of each batch element stay on the CPU: the host reads them
-            x = x.to(query.device)
-        integral = not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
-    else:
-        if is_tensor(x):
-            x = x.numpy()
-        x = np.asarray(x)
-        integral = x.dtype.kind in "iu"
-    if not integral:
-        raise TypeError(f"attention: {name} is {dtype_name(x)}; integers are needed.")
+    x = _integers(name, x, is_tensor(query))
+    if tail and is_tensor(x):  # those of each batch element stay on the CPU: the host reads them
+        x = x.to(query.device)
     if dtype_name(x) == "uint64":
         way_out = "to(torch.int64)" if is_tensor(x) else "astype(np.int64)"
         raise TypeError(
@@ -231,10 +232,7 @@ def _read_integers(name: str, x: Any, given: Given, tail: Any = ()) -> Any:
     full = leading + tail
     if not leading and x.ndim == len(tail) + 1 and x.shape[0] == 1:
         x = x[0]  # one sequence without a batch axis may be given as a batch of one
-    fits = x.ndim <= len(full) and all(
-        m in (n, 1) for n, m in zip(reversed(full), reversed(x.shape))
-    )
-    if not fits or (tail and (x.ndim == 0 or x.shape[-1] != tail[-1])):
+    if not _fits(x.shape, full) or (tail and (x.ndim == 0 or x.shape[-1] != tail[-1])):
         raise ShapeError(
             f"attention: {name} has shape {tuple(x.shape)}; "
             f"{tuple(full)} is needed{', or one int' if not tail else ''}."
@@ -244,6 +242,28 @@ def _read_integers(name: str, x: Any, given: Given, tail: Any = ()) -> Any:
         x = x.long() if is_tensor(x) else x.astype(np.int64, copy=False)
         return _expand(x, leading).reshape((math.prod(leading),))
     return _fold(x.reshape((1,) * (len(full) - x.ndim) + tuple(x.shape)), leading, 1)
+
+
+def _integers(name: str, x: Any, is_torch: bool) -> Any:
+    """Integers of one library, in any form that holds them."""
+    torch = loaded.torch
+    if is_tensor(x):
+        require_dense(name, x)
+        x = x if is_torch else x.numpy()
+    elif is_torch and is_traced():
+        x = torch.as_tensor(x, device="cpu")
+    else:
+        x = read_array(f"attention: {name}", x)
+    if is_tensor(x):
+        integral = not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
+    else:
+        integral = x.dtype.kind in "iu"
+    if not integral:
+        raise TypeError(f"attention: {name} is {dtype_name(x)}; integers are needed.")
+    if not is_torch or is_tensor(x):
+        return x
+    # Copied, for torch takes no negative strides, no swapped bytes and nothing that is read-only.
+    return torch.from_numpy(np.array(x, x.dtype.newbyteorder("="), order="C"))
 
 
 def _read_segments(name: str, segments: Any, given: Given) -> tuple[Any, Any]:
@@ -324,9 +344,9 @@ def _read_window(name: str, window: Any, given: Given) -> tuple[int | None, int 
 def _read_number(name: str, x: Any, valid: Callable[[float], bool], needed: str) -> float:
     if not isinstance(x, numbers.Real) or isinstance(x, bool):
         raise TypeError(f"attention: {name} is a {type(x).__name__}; a number is needed.")
-    number = float(x)
+    number = rectangles.as_float(x)
     if not valid(number):
-        raise ValueError(f"attention: {name} is {x}; it must be {needed}.")
+        raise ValueError(f"attention: {name} is {number}; it must be {needed}.")
     return number
 
 
@@ -386,12 +406,22 @@ def _read_sinks(name: str, sinks: Any, given: Given) -> Any:
     return sinks.reshape((heads,))
 
 
+def _check_seed(seed: Any) -> None:
+    if is_tensor(seed):
+        is_int = not (seed.ndim or seed.is_floating_point() or seed.is_complex())
+        if not is_int or dtype_name(seed) == "bool":
+            raise TypeError(
+                f"attention: seed is a tensor {tuple(seed.shape)} of {dtype_name(seed)}; an int, or"
+                " a tensor () of ints, is needed."
+            )
+    elif not isinstance(seed, numbers.Integral) or isinstance(seed, bool):
+        raise TypeError(f"attention: seed is a {type(seed).__name__}; an int is needed.")
+    elif not -(2**63) <= int(seed) < 2**63:
+        raise ValueError(f"attention: seed is {seed}; it must fit into 64 bits with a sign.")
+
+
 def _read_seed(seed: Any, query: Any) -> Any:
     """The seed of the dropout as a () int64 of the query's library; a fresh one where none is."""
-    if seed is not None and not (isinstance(seed, numbers.Integral) or is_tensor(seed)):
-        raise TypeError(f"attention: seed is a {type(seed).__name__}; an int is needed.")
-    if isinstance(seed, numbers.Integral) and not -(2**63) <= int(seed) < 2**63:
-        raise ValueError(f"attention: seed is {seed}; it must fit into 64 bits with a sign.")
     if is_tensor(query):
         torch = loaded.torch
         if seed is None:  # from torch's generator, so that torch.manual_seed governs it
@@ -402,7 +432,8 @@ def _read_seed(seed: Any, query: Any) -> Any:
     return np.int64(seed)
 
 
-def _read_flag(name: str, x: Any, given: Given) -> Any:
+def read_flag(name: str, x: Any) -> bool:
+    """A bool, also one of NumPy."""
     if not isinstance(x, (bool, np.bool_)):
         raise TypeError(f"attention: {name} is {x!r}; True or False is needed.")
     return bool(x)
@@ -410,7 +441,7 @@ def _read_flag(name: str, x: Any, given: Given) -> Any:
 
 # By the kind of an option: a function of its name, value and the arrays, to its field or fields.
 READERS: dict[str, Callable[[str, Any, Given], Any]] = {
-    "flag": _read_flag,
+    "flag": lambda name, x, _: read_flag(name, x),
     "window": _read_window,
     "pairs": _read_pairs,
     "place": _read_integers,
@@ -465,6 +496,8 @@ def read_call(query: Any, key: Any, value: Any, *, seed: Any = None, **options: 
             fields[name] = found
         else:
             fields.update(zip((field.name for field in option.fields), found))
+    if seed is not None:
+        _check_seed(seed)
     if fields.get("dropout"):
         fields["seed"] = _read_seed(seed, query)
     if is_part:

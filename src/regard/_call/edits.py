@@ -94,6 +94,14 @@ class Rectangle(NamedTuple):
         )
 
 
+def as_float(x: Any) -> float:
+    """A number as a float; ±∞ where it is too large for one."""
+    try:
+        return float(x)
+    except OverflowError:
+        return math.inf if x > 0 else -math.inf
+
+
 def _is_int(x: Any) -> bool:
     return isinstance(x, numbers.Integral) and not isinstance(x, bool)
 
@@ -117,9 +125,9 @@ def _check_span(name: str, span: Any) -> None:
 def _check_factor(factor: Any) -> None:
     if not isinstance(factor, numbers.Real) or isinstance(factor, bool):
         raise TypeError(f"Edit: factor is a {type(factor).__name__}; a number is needed.")
-    if not 0 <= float(factor) < math.inf:
+    if not 0 <= (number := as_float(factor)) < math.inf:
         raise ValueError(
-            f"Edit: factor is {factor}; it must be at least 0 and finite. 0 cuts, 1 changes "
+            f"Edit: factor is {number}; it must be at least 0 and finite. 0 cuts, 1 changes "
             "nothing, 2 doubles weights before they are normalised."
         )
 

@@ -27,7 +27,7 @@ from regard._base.types import (
     Window,
 )
 from regard._call.call import Call
-from regard._call.checks import given, kind_of, read_call
+from regard._call.checks import given, kind_of, read_call, read_flag
 from regard._call.edits import Edit
 from regard._call.hints import unknown_option
 from regard._call.options import OPTIONS, Options
@@ -206,6 +206,9 @@ def attention(
     if unknown:
         returns = "return_weights", "return_statistics", "backend"
         raise unknown_option("attention", unknown, (*_OPTIONS, *returns))
+    if type(return_weights) is not bool or type(return_statistics) is not bool:
+        return_weights = read_flag("return_weights", return_weights)
+        return_statistics = read_flag("return_statistics", return_statistics)
     values = (
         causal, window, mask, bias, key_lengths, segments, intervals, query_start, query_step,
         key_start, key_step, sinks, edits, scale, softcap, dropout, seed, output_dtype,

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from regard._base import loaded
-from regard._base.arrays import arrays_of, dtype_name, is_tensor
+from regard._base.arrays import arrays_of, dtype_name, is_array, is_tensor
 from regard._base.errors import ShapeError, UnsupportedError
 from regard._base.types import Array, ArrayT, Float, OutputT
 from regard._call.checks import FLOATS
+from regard._call.tensors import require_dense
 from regard._weights.questions import at_once
 from regard._weights.statistics import RowStatistics, moved
 
@@ -101,13 +102,13 @@ def _rise(xp: Any, own: Any, maximum: Any) -> Any:
 
 def _read_sinks(sinks: Any, maximum: Any) -> Any:
     """``(Hq, 1)`` float64, or ``(1,)`` without heads."""
-    if is_tensor(sinks) != is_tensor(maximum) or not (
-        is_tensor(sinks) or isinstance(sinks, np.ndarray)
-    ):
+    if is_tensor(sinks) != is_tensor(maximum) or not (is_tensor(sinks) or is_array(sinks)):
         raise TypeError(
             f"merge: sinks is a {type(sinks).__name__}; an array of the library of the parts is"
             " needed."
         )
+    if dtype_name(sinks) not in FLOATS:
+        raise TypeError(f"merge: sinks is {dtype_name(sinks)}; floating numbers are needed.")
     heads = maximum.shape[-2] if maximum.ndim > 1 else 1
     if tuple(sinks.shape) != (heads,) and not (maximum.ndim == 1 and sinks.ndim == 0):
         raise ShapeError(
@@ -148,13 +149,26 @@ def _check_arrays(n: int, part: Part, first: Part) -> None:
         arrays["output"], expected["output"] = output, first[0]
     for name, x in arrays.items():
         like = expected[name]
-        if not (is_tensor(x) or isinstance(x, np.ndarray)) or dtype_name(x) not in FLOATS:
-            found = getattr(x, "dtype", type(x).__name__)
+        allowed = FLOATS if name == "output" else ("float32", "float64")
+        if not (is_tensor(x) or is_array(x)) or dtype_name(x) not in FLOATS:
+            found = getattr(x, "dtype", "") if is_array(x) or is_tensor(x) else type(x).__name__
             raise TypeError(f"merge: {name} of part {n} is {found}; floating arrays are needed.")
+        if is_tensor(x):
+            require_dense(f"{name} of part {n}", x)
+        if dtype_name(x) not in allowed:
+            raise TypeError(
+                f"merge: {name} of part {n} is {dtype_name(x)}, rounded more than shares may be;"
+                f" {' or '.join(allowed)} is needed, as attention gives it."
+            )
         if is_tensor(x) != is_tensor(like) or dtype_name(x) != dtype_name(like):
             raise TypeError(
                 f"merge: {name} of part {n} is {type(x).__name__} of {dtype_name(x)} and that of"
                 f" part 0 {type(like).__name__} of {dtype_name(like)}; all must be alike."
+            )
+        if is_tensor(x) and x.device != like.device:
+            raise TypeError(
+                f"merge: {name} of part {n} is on {x.device} and that of part 0 on {like.device};"
+                " all must be on one device."
             )
         if tuple(x.shape) != tuple(like.shape):
             raise ShapeError(

@@ -8,7 +8,7 @@ from typing import Any, Generic, NamedTuple, Unpack
 import numpy as np
 
 from regard._backends import choose
-from regard._base.arrays import accumulating_name, arrays_of, dtype_name, is_tensor
+from regard._base.arrays import accumulating_name, arrays_of, dtype_name, is_array, is_tensor
 from regard._base.errors import ShapeError
 from regard._base.types import Array, ArrayT, BackendName, Float
 from regard._call.call import Call
@@ -123,7 +123,7 @@ def _rows_of(call: Call, name: str, x: Any) -> Any:
 
 def _check(call: Call, name: str, x: Any, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> None:
     kind = "tensor" if call.is_torch else "NumPy array"
-    if is_tensor(x) != call.is_torch or not (is_tensor(x) or isinstance(x, np.ndarray)):
+    if is_tensor(x) != call.is_torch or not (is_tensor(x) or is_array(x)):
         raise TypeError(
             f"attention_gradients: {name} is a {type(x).__name__}; a {kind} as the query is needed."
         )
@@ -160,6 +160,11 @@ def _buffers(call: Call, given: dict[str, Any], into: Any) -> dict[str, Any]:
         if name not in given:
             raise TypeError(f"attention_gradients: into has {name}, and no {name} is given.")
         _check(call, f"into.{name}", x, tuple(given[name].shape), (dtype,))
+        if is_array(x) and not x.flags.writeable:
+            raise ValueError(
+                f"attention_gradients: into.{name} is read-only, and gradients are added to it."
+                " Pass an array that can be written to."
+            )
     return {name: None if x is None else detached(x) for name, x in found.items()}
 
 

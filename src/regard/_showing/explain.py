@@ -199,7 +199,8 @@ def _head(
     leading = _leading(steps)
     if len(head) != len(leading):
         raise IndexError(
-            f"explain: head {head}; one index is needed for each of the leading axes {leading}."
+            f"explain: head {head}; one index is needed for each of the leading axes {leading},"
+            f" as in head={(0,) * len(leading)}."
         )
     for n, count in zip(head, leading):
         _index("head", n, count)

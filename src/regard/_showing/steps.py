@@ -18,6 +18,7 @@ from regard._base.types import Array, ArrayT, InputT, OutputT
 from regard._call.call import Call
 from regard._call.checks import read_call
 from regard._call.contents import check_contents
+from regard._call.hints import unknown_option
 from regard._call.options import OPTIONS, Options
 from regard._call.visible import Visibility, cuts_of
 from regard._showing.explain import added_names, arithmetic, numbers, scaling
@@ -337,9 +338,8 @@ def _written_out(
     options: Options,
 ) -> Steps[Any, Any]:
     """Every step; ``is_one`` takes the length axis of one query off again."""
-    for name in options:
-        if name not in NAMES:
-            raise TypeError(f"steps: there is no option {name!r}; there are {', '.join(NAMES)}.")
+    if unknown := [name for name in options if name not in NAMES]:
+        raise unknown_option("steps", unknown, NAMES)
     call = read_call(query, key, value, **options)
     check_contents(call)
     _check_size(call)

@@ -7,7 +7,6 @@ Source: Radford et al. 2022 (Whisper), its timing.py; Sakoe & Chiba 1978 for the
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, overload
 
@@ -17,7 +16,7 @@ from regard._base.arrays import arrays_of, to_numpy
 from regard._base.errors import ShapeError
 from regard._base.settings import require_materializable
 from regard._base.types import AlignHow, ArrayT, Float, FloatingT, IndexT, Int
-from regard._weights.parts import place_of
+from regard._weights.parts import int_of, place_of
 from regard._weights.questions import at_once
 
 if TYPE_CHECKING:
@@ -100,10 +99,12 @@ def align(
     """
     chosen = []
     for pair in heads:
-        if isinstance(pair, int) or len(pair) != 2:
-            raise TypeError(f"align: heads has {pair!r}; pairs (layer, head) are needed.")
-        place = place_of("align: layer", pair[0], range(len(layers)))
-        chosen.append((layers[place], operator.index(pair[1])))
+        try:
+            layer, head = pair
+        except (TypeError, ValueError):
+            raise TypeError(f"align: heads has {pair!r}; pairs (layer, head) are needed.") from None
+        place = place_of("align: layer", layer, range(len(layers)))
+        chosen.append((layers[place], int_of("align: head", head)))
     return aligned(chosen, how, median_filter_width, normalise)
 
 
@@ -138,6 +139,14 @@ def _check(heads: Sequence[tuple[AttentionWeights[Any], Any]], how: str, width: 
         raise ValueError(f"align: median_filter_width is {width}; an odd one from 1 on is needed.")
     if not heads:
         raise ValueError("align: no head was chosen; at least one is needed.")
+    from regard._weights.attention_weights import AttentionWeights
+
+    for weights, _ in heads:
+        if not isinstance(weights, AttentionWeights):
+            raise TypeError(
+                f"align: layers has a {type(weights).__name__}; AttentionWeights are needed, as of"
+                " regard.AttentionWeights(query, key)."
+            )
     shapes = list(dict.fromkeys(_shape(weights) for weights, _ in heads))
     if len(shapes) > 1:
         raise ShapeError(
@@ -268,7 +277,7 @@ def chosen_heads(weights: AttentionWeights[Any], heads: Any) -> Iterator[tuple[A
             raise IndexError(f"align: {weights.shape} has no axis of heads; leave heads out.")
         yield weights, None
         return
-    if isinstance(heads, int):
+    if isinstance(heads, (int, np.integer)):
         raise TypeError(f"align: heads is {heads}, an int; a list is needed: [{heads}].")
     for head in weights.head_numbers if heads is None else heads:
         yield weights, head

@@ -1,6 +1,9 @@
 """What answers where an array's method is missing from weights, by the method's name."""
 
-_WHOLE = "np.asarray(weights) is the whole matrix, up to regard.limits; weights[0, 3] a part of it"
+_WHOLE = (
+    "weights[...] or np.asarray(weights) is the whole matrix, up to regard.limits; weights[0, 3] a"
+    " part of it"
+)
 _ANSWERS = {
     "weights.T exchanges queries and keys": (
         "transpose", "swapaxes", "permute", "permute_dims", "movedim", "moveaxis", "t", "H",

@@ -238,6 +238,6 @@ def _are_whole(term: PairTerm) -> bool:
 
 
 def _require_known(kind: Any, known: Collection[str], what: str) -> None:
-    if kind not in known:
+    if kind not in list(known):
         names = ", ".join(map(repr, known))
         raise ValueError(f"{what}: kind is {kind!r}; {names} are known.")

@@ -12,10 +12,11 @@ import numpy as np
 
 from regard._backends.formula import apply
 from regard._backends.pair_terms import PairBackend, PairTerm
-from regard._base.arrays import Arrays, dtype_name, is_tensor
+from regard._base.arrays import Arrays, dtype_name, is_array, is_tensor
 from regard._base.errors import ShapeError, UnsupportedError
 from regard._base.types import ArrayT
 from regard._call.checks import FLOATS
+from regard._call.tensors import require_dense
 from regard._weights.outputs import Outputs
 from regard._weights.pair_matrix import PairMatrix, Rows
 from regard._weights.weight_rows import WeightReader, WeightRows
@@ -71,7 +72,7 @@ class Effects(PairMatrix[ArrayT]):
         kind: EffectKind = "knockout",
         output: Any = None,
     ) -> None:
-        if kind not in KINDS:
+        if kind not in list(KINDS):
             raise ValueError(f"effects: kind is {kind!r}; {', '.join(map(repr, KINDS))} are known.")
         call = weights._call
         if not call.whole_rows:
@@ -160,7 +161,16 @@ class Effects(PairMatrix[ArrayT]):
     @property
     def _backend(self) -> PairBackend | None:
         found = self._reader.backend
-        return found if found is not None and self._kind in found.pair_kinds else None
+        if found is None or self._kind not in found.pair_kinds:
+            return None
+        # Differences of infinities are NaN by the formula, in whatever order others subtract.
+        subtracts = self._kind in ("knockout", "change")
+        return None if subtracts and self._is_infinite() else found
+
+    def _is_infinite(self) -> bool:
+        """Whether a value or gradient is."""
+        given = (x for x in (self._value, self._gradient) if x is not None)
+        return any(bool(self._xp.isinf(x).any()) for x in given)
 
     def _terms_of(self, b: int, h: int, rows: slice) -> list[PairTerm]:
         of_value = b if len(self._value) > 1 else 0, self._value_head(h)
@@ -340,12 +350,14 @@ assert set(get_args(EffectKind)) == set(KINDS)
 def _checked(name: str, x: Any, weights: AttentionWeights[Any]) -> Any:
     """The value ``(..., Hkv, Lk, Dv)`` or the gradient ``(..., Hq, Lq, Dv)`` of some weights."""
     call = weights._call
-    if not (is_tensor(x) or isinstance(x, np.ndarray)) or is_tensor(x) != call.is_torch:
+    if not (is_tensor(x) or is_array(x)) or is_tensor(x) != call.is_torch:
         kind = "a torch tensor" if call.is_torch else "a NumPy array"
         raise TypeError(
             f"effects: {name} is a {type(x).__module__}.{type(x).__qualname__}; {kind} is needed, "
             "as the query is."
         )
+    if call.is_torch:
+        require_dense(name, x)
     if call.is_torch and x.device != call.query.device:
         raise TypeError(
             f"effects: {name} is on {x.device} and the query on {call.query.device}; move it with "

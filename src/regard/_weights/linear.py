@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeAlias, overload
 
@@ -314,6 +315,21 @@ class LinearForms(Generic[ArrayT]):
         return shares
 
     # What arrays have.
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same object; numbers are compared in the matrix.
+
+        Raises:
+            TypeError: they are an array, or a number: an answer of yes or no would be wrong.
+        """
+        if is_tensor(other) or isinstance(other, (np.ndarray, numbers.Number)):
+            raise TypeError(
+                "weights: == and != of numbers need the matrix, which is not stored. Compare that"
+                " of small weights, weights[...] == x, or a part of it."
+            )
+        return NotImplemented
+
+    __hash__ = object.__hash__
 
     def sum(
         self, axis: Axes = None, dtype: None = None, out: None = None, keepdims: bool = False

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from regard._backends.pair_terms import PairBackend, PairTerm
-from regard._base.arrays import dtype_name, is_tensor, to_numpy
+from regard._base.arrays import dtype_name, is_tensor, read_array, to_numpy
 from regard._base.errors import ShapeError
 from regard._base.types import Array, ArrayT
 from regard._weights.pair_matrix import Logarithms, PairMatrix, Rows, rows_in
@@ -168,6 +168,8 @@ def mixed_heads(
     if not found._has_heads:
         raise IndexError(f"mix: {found.shape} has no axis of heads before (Lq, Lk).")
     numbers = found.head_numbers
+    if isinstance(heads, (int, np.integer)):
+        raise TypeError(f"mix: heads is {heads}, an int; a list is needed: [{heads}].")
     chosen = numbers if heads is None else tuple(heads)
     places = [place_of("mix: head", h, numbers) for h in chosen]
     if not places:
@@ -245,7 +247,10 @@ def as_pairs(matrix: Any) -> PairMatrix[Any]:
 def _coefficients(given: Any, count: int, of: str) -> list[float]:
     if given is None:
         return [1 / count] * count
-    values = np.asarray(to_numpy(given) if is_tensor(given) else given, np.float64)
+    values = to_numpy(given) if is_tensor(given) else read_array("mix: coefficients", given)
+    if values.size and values.dtype.kind not in "iuf" and dtype_name(values) != "bfloat16":
+        raise TypeError(f"mix: coefficients are {dtype_name(values)}; real numbers are needed.")
+    values = values.astype(np.float64)
     if values.shape != (count,):
         raise ShapeError(
             f"mix: coefficients have shape {values.shape}; one for each of {count} {of} is needed."

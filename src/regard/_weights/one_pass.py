@@ -304,7 +304,7 @@ class Reductions(LinearForms[ArrayT]):
         pool: tuple[int, int] = (512, 512),
         only: Collection[str] = WeightsSummary._fields,
     ) -> WeightsSummary[Any, Any]:
-        """Every reduction in one pass over the weights.
+        """``lse``, entropy, received, distance, top keys, links and a heatmap, in one pass.
 
         Args:
             topk: how many keys of each query; no more than there are.
@@ -329,6 +329,7 @@ class Reductions(LinearForms[ArrayT]):
         }
         if isinstance(only, str):
             raise TypeError(f"summary: only is a str; a list of names is needed, as in [{only!r}].")
+        only = tuple(only)  # what gives its names once would be read twice
         if unknown := [name for name in only if name not in reductions]:
             raise ValueError(
                 f"summary: there is no {unknown[0]!r}; there are {', '.join(reductions)}."

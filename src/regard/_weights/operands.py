@@ -9,9 +9,17 @@ from typing import Any
 import numpy as np
 
 from regard._base import loaded
-from regard._base.arrays import accumulating_name, arrays_of, dtype_name, is_tensor, to_numpy
+from regard._base.arrays import (
+    accumulating_name,
+    arrays_of,
+    dtype_name,
+    is_tensor,
+    read_array,
+    to_numpy,
+)
 from regard._base.errors import ShapeError
 from regard._call.call import Call
+from regard._call.tensors import require_dense
 
 
 def read_operand(call: Call, name: str, x: Any, length: int) -> tuple[Any, bool]:
@@ -56,10 +64,11 @@ def _numbers(call: Call, name: str, x: Any) -> Any:
             need = "an array is needed, as the query is. Convert it with tensor.numpy()"
         raise TypeError(f"weights: {name} is a {type(x).__name__}; {need}.")
     if not call.is_torch:
-        x = np.asarray(x)
+        x = read_array(f"weights: {name}", x)
         if x.dtype.kind not in "biuf" and dtype_name(x) != "bfloat16":
             raise TypeError(f"weights: {name} is {dtype_name(x)}; real numbers are needed.")
         return x.astype(accumulating_name(call.query))
+    require_dense(name, x)
     if x.is_complex():
         raise TypeError(f"weights: {name} is {dtype_name(x)}; real numbers are needed.")
     if x.device != call.query.device:
@@ -77,7 +86,7 @@ def contiguous(x: Any) -> Any:
 
 def read_integers(name: str, x: Any, error: type[Exception] = ValueError) -> np.ndarray:
     """An array of int64, of ints in any form; an error of that type says what is no int64."""
-    found = to_numpy(x) if is_tensor(x) else np.asarray(x)
+    found = to_numpy(x) if is_tensor(x) else read_array(f"weights: {name}", x)
     if not found.size:
         return np.zeros(found.shape, np.int64)
     if found.dtype.kind not in "iu":
@@ -128,7 +137,8 @@ def read_indices(name: str, x: Any, n: int) -> np.ndarray:
     """Indices of n queries or keys, from 0; negative ones count from the last."""
     found = read_integers(name, x, IndexError)
     if (wrong := found[(found < -n) | (found >= n)]).size:
-        raise IndexError(f"weights: {name} has {wrong.flat[0]}; there are {n}, 0 to {n - 1}.")
+        there = f"there are {n}, 0 to {n - 1}" if n else "there are none"
+        raise IndexError(f"weights: {name} has {wrong.flat[0]}; {there}.")
     return np.where(found < 0, found + n, found)
 
 
@@ -136,7 +146,7 @@ def read_set(x: Any, n: int) -> np.ndarray:
     """The rising positions of some of n keys, of a slice, a mask or indices."""
     if isinstance(x, slice):
         return np.sort(np.arange(n)[x])
-    found = to_numpy(x) if is_tensor(x) else np.asarray(x)
+    found = to_numpy(x) if is_tensor(x) else read_array("weights: keys", x)
     if found.dtype == bool:
         if found.shape != (n,):
             raise ShapeError(f"weights: keys is a mask of shape {found.shape}; ({n},) is needed.")

@@ -17,7 +17,7 @@ from regard._base.types import ArrayT
 from regard._call.call import Call
 from regard._weights.pair_questions import PairQuestions
 from regard._weights.pair_reductions import Block, Dense, Extent, PairReduction
-from regard._weights.parts import basic_index, element, part_of, told_heads
+from regard._weights.parts import basic_index, element, part_of, require_ints, told_heads
 from regard._weights.questions import at_once
 
 if TYPE_CHECKING:
@@ -192,6 +192,7 @@ class PairMatrix(PairQuestions[ArrayT]):
         """
         if not self._has_heads:
             raise IndexError(f"{self._name}: {self.shape} has no axis of heads before (Lq, Lk).")
+        require_ints((h,), self._name)
         places = range(len(self._h))
         at = places[basic_index(h, (len(places),), 0, self._numbers, self._name)[0]]
         part = self._same()
@@ -208,6 +209,7 @@ class PairMatrix(PairQuestions[ArrayT]):
         """
         axes = self._axes
         if self._numbers is not None and len(index) == len(axes):
+            require_ints(index, self._name)
             *before, h = index
             found = basic_index(h, axes[-1:], 0, self._numbers, self._name)
             index = (*before, *found)

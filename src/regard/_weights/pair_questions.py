@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, Generic, Self, overload
 
 import numpy as np
 
-from regard._base.arrays import Arrays, dtype_name, is_tensor
+from regard._base.arrays import Arrays, dtype_name, is_tensor, read_array
 from regard._base.errors import ShapeError
 from regard._base.types import Array, ArrayT, FloatingT, PoolHow, ReceivedHow
 from regard._call.checks import FLOATS
+from regard._call.tensors import require_dense
 from regard._weights.pair_reductions import (
     Extent,
     PairReduction,
@@ -174,9 +175,12 @@ class PairQuestions(Generic[ArrayT]):
         """x, checked; None for what is no array."""
         if not (is_tensor(x) or isinstance(x, np.ndarray)):
             return None
+        x = x if is_tensor(x) else read_array(f"{self._name}: @", x)
         if is_tensor(x) != is_tensor(self._like) or (is_tensor(x) and x.device != self._xp_device):
             own = f"tensors on {self._xp_device}" if is_tensor(self._like) else "NumPy arrays"
             raise TypeError(f"{self._name}: @ of another library or device; it is of {own}.")
+        if is_tensor(x):
+            require_dense("x", x)
         if dtype_name(x) not in FLOATS:
             raise TypeError(f"{self._name}: @ of {dtype_name(x)}; floating numbers are needed.")
         found = x.shape[axis if x.ndim > 1 else 0] if x.ndim else 0

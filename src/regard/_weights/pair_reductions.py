@@ -16,7 +16,7 @@ from regard._backends.block_reductions import bins_of, gathered
 from regard._backends.formula import apply
 from regard._base.arrays import Arrays
 from regard._base.types import ArrayT, IndexT
-from regard._weights.reductions import TopKeys, check_k
+from regard._weights.reductions import TopKeys, check_k, is_pair_of_ints
 
 
 class TopPairs(NamedTuple, Generic[ArrayT, IndexT]):
@@ -186,8 +186,7 @@ class Pool:
     """
 
     def __init__(self, of: Extent, size: Any, planes: Collection[str]) -> None:
-        sides = size if isinstance(size, (tuple, list)) else ()
-        if len(sides) != 2 or not all(isinstance(n, (int, np.integer)) for n in sides):
+        if not is_pair_of_ints(size):
             raise TypeError(f"pool: size is {size!r}; a pair of ints (rows, columns) is needed.")
         if min(size) < 1:
             raise ValueError(f"pool: size is {tuple(size)}; each side must be at least 1.")

@@ -79,6 +79,24 @@ def part_of(name: str, part: slice | None, n: int, what: str = "weights") -> sli
     return slice(start, max(start, stop), step)
 
 
+def int_of(what: str, number: Any) -> int:
+    """An int from whatever stands for one; not a bool, though Python counts with it.
+
+    Args:
+        what: it is, as in ``"recording: layer"``.
+
+    Raises:
+        TypeError: it is none.
+    """
+    try:
+        found = operator.index(number)
+    except TypeError:
+        found = None
+    if found is None or isinstance(number, bool) or "bool" in str(getattr(number, "dtype", "")):
+        raise TypeError(f"{what} {number!r} is a {type(number).__name__}; an int is needed.")
+    return found
+
+
 def place_of(what: str, number: Any, numbers: Sequence[int]) -> int:
     """The place of a number among some that need not be 0, 1, 2, ...
 
@@ -89,8 +107,9 @@ def place_of(what: str, number: Any, numbers: Sequence[int]) -> int:
 
     Raises:
         IndexError: it is none of them.
+        TypeError: it is no int.
     """
-    found, count = operator.index(number), len(numbers)
+    found, count = int_of(what, number), len(numbers)
     if -count <= found < 0:
         return found + count
     if found in numbers:
@@ -170,12 +189,22 @@ def basic_index(
     return picks
 
 
+def require_ints(index: tuple[Any, ...], what: str) -> None:
+    """Raises an IndexError where an index is a slice, for one element is asked for."""
+    for axis, pick in enumerate(index):
+        if isinstance(pick, slice) or pick is Ellipsis:
+            raise IndexError(
+                f"{what}: index {axis} is a {type(pick).__name__}; one int for each axis is needed."
+            )
+
+
 def element(
     index: tuple[int, ...], axes: tuple[int, ...], before: str, what: str = "weights"
 ) -> int:
     """The number of one element of some axes, by an int for each; those left out are 0."""
     if len(index) > len(axes):
         raise IndexError(f"{what}: {len(index)} indices for {len(axes)} axes before {before}.")
+    require_ints(index, what)
     index = (*index, *(0 for _ in axes[len(index) :]))
     basic_index(index, axes, what=what)
     return int(np.arange(math.prod(axes)).reshape(axes)[index])

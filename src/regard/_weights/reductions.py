@@ -92,6 +92,15 @@ class Received:
         return self._out / self._queries if self._how == "mean" else self._out
 
 
+def is_pair_of_ints(x: Any) -> bool:
+    """Whether x is a pair of ints, none of them a bool."""
+    return (
+        isinstance(x, (tuple, list))
+        and len(x) == 2
+        and all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in x)
+    )
+
+
 def check_k(k: int, count: int, of: str) -> None:
     """Raises TypeError or ShapeError where there are no k strongest ``of`` these."""
     if isinstance(k, bool) or not isinstance(k, (int, np.integer)):
@@ -153,8 +162,7 @@ class Pool:
     """
 
     def __init__(self, call: Call, size: Any, how: str, of: Any = None) -> None:
-        sides = size if isinstance(size, (tuple, list)) else ()
-        if len(sides) != 2 or not all(isinstance(n, (int, np.integer)) for n in sides):
+        if not is_pair_of_ints(size):
             raise TypeError(f"pool: size is {size!r}; a pair of ints (rows, columns) is needed.")
         if min(size) < 1:
             raise ValueError(f"pool: size is {tuple(size)}; each side must be at least 1.")
@@ -179,8 +187,7 @@ class Pool:
 
 def _places_in(call: Call, of: Any) -> dict[str, tuple[int, int]]:
     """Fields that say where queries and keys are in a whole: its lengths, first ones and steps."""
-    is_pair = isinstance(of, (tuple, list)) and len(of) == 2
-    if not is_pair or not all(isinstance(n, (int, np.integer)) for n in of):
+    if not is_pair_of_ints(of):
         raise TypeError(f"pool: of is {of!r}; a pair of ints (rows, columns) is needed.")
     positions = call.positions
     if positions is None:

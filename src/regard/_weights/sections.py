@@ -8,7 +8,14 @@ from regard._base.types import ArrayT
 from regard._call.call import Call
 from regard._weights.one_pass import Reductions
 from regard._weights.origin import Origin
-from regard._weights.parts import basic_index, counts_from_0, element, part_of, picked
+from regard._weights.parts import (
+    basic_index,
+    counts_from_0,
+    element,
+    part_of,
+    picked,
+    require_ints,
+)
 from regard._weights.questions import parting
 from regard._weights.statistics_cache import Place
 
@@ -71,6 +78,7 @@ class Sections(Reductions[ArrayT]):
         Hq = self._call.sizes[1]
         if not self._call.heads:
             raise IndexError(f"weights: {self.shape} has no axis of heads before (Lq, Lk).")
+        require_ints((h,), "weights")
         h = range(Hq)[basic_index(h, (Hq,), 0, self._numbers)[0]]
         place = self._place._replace(h=self._place.h[h : h + 1])
         graph = None if self._graph is None else self._graph.head(h)
@@ -87,6 +95,7 @@ class Sections(Reductions[ArrayT]):
         """
         axes = self.shape[:-2]
         if self._numbers is not None and len(index) == len(axes) > 0:
+            require_ints(index, "weights")
             *before, h = index
             index = (*before, basic_index(h, axes[-1:], 0, self._numbers)[0])
         return self._head(*divmod(element(index, axes, "(Lq, Lk)"), self._call.sizes[1]))

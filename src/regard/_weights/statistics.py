@@ -10,7 +10,14 @@ import numpy as np
 
 from regard._backends import Backend, Statistics
 from regard._backends.kernel import LARGEST_SINK, MOST_ROUNDED, rounded_away
-from regard._base.arrays import accumulating_name, arrays_of, dtype_name, is_tensor, to_numpy
+from regard._base.arrays import (
+    accumulating_name,
+    arrays_of,
+    dtype_name,
+    is_array,
+    is_tensor,
+    to_numpy,
+)
 from regard._base.errors import ShapeError
 from regard._base.types import ArrayT
 from regard._call.call import Call
@@ -172,12 +179,17 @@ def _checked(call: Call, statistics: Any) -> list[np.ndarray]:
         )
     B, Hq, _, Lq, _ = call.sizes
     needed = (*call.leading, *((Hq,) if call.heads else ()), Lq)
-    found = []
+    found, sums = [], accumulating_name(call.query)
     for name, x in zip(RowStatistics._fields, statistics):
-        if not isinstance(x, np.ndarray) and not is_tensor(x):
+        if not is_array(x) and not is_tensor(x):
             raise TypeError(f"statistics: {name} is a {type(x).__name__}; an array is needed.")
         if dtype_name(x) not in FLOATS:
             raise TypeError(f"statistics: {name} is {dtype_name(x)}; floating numbers are needed.")
+        if dtype_name(x) not in (sums, "float64"):
+            raise TypeError(
+                f"statistics: {name} is {dtype_name(x)}, rounded more than weights may be; {sums}"
+                " is needed, in which sums of this query are."
+            )
         if tuple(x.shape) != needed:
             raise ShapeError(
                 f"statistics: {name} has shape {tuple(x.shape)}; one number for each row of the"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
-from regard._base.arrays import is_tensor
+from regard._base.arrays import is_tensor, read_array
 from regard._base.types import Array, ArrayT
 from regard._weights.questions import at_once
 
@@ -94,5 +94,5 @@ class TransposedWeights(Generic[ArrayT]):
 
 def from_left(x: Any, multiply: Any) -> Any:
     """``x @ W`` by a function that multiplies ``Wᵀ @ y``."""
-    x = x if is_tensor(x) else np.asarray(x)
+    x = x if is_tensor(x) else read_array("weights: x", x)
     return multiply(x) if x.ndim < 2 else multiply(x.swapaxes(-1, -2)).swapaxes(-1, -2)

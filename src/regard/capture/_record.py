@@ -186,6 +186,11 @@ def record(
 
 def _lists(tokens: Any) -> list[list[str]]:
     """The tokens of each text."""
+    if isinstance(tokens, Module):
+        raise TypeError(
+            "record: a model is given, and what runs in the with block is recorded; leave it out:"
+            " with regard.record(). Models of transformers have regard.hf.record(model)."
+        )
     given = list(tokens) if _is_several(tokens) else []
     if given and all(isinstance(text, str) for text in given):
         return [given]
@@ -199,7 +204,7 @@ def _lists(tokens: Any) -> list[list[str]]:
 
 
 def _is_several(x: Any) -> bool:
-    return isinstance(x, Iterable) and not isinstance(x, str)
+    return isinstance(x, Iterable) and not isinstance(x, (str, Tensor))
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from regard._call.call import Call
 from regard._call.checks import read_call
 from regard._call.contents import check_contents
 from regard._call.options import OPTIONS, REAL_NUMBERS
+from regard._weights.parts import listed
 from regard.capture._calls import NOT_SEEN, is_in_backward
 from regard.capture._files import Files, Mold, Unread
 from regard.capture._groups import Occurrences, Place, group_names
@@ -122,6 +123,7 @@ class Recorder:
         text: str = "",
     ) -> None:
         self._layers, self._heads = _numbers("layers", layers), _numbers("heads", heads)
+        self._others: set[int] = set()  # numbers of layers that are not among these
         self._values = values or explanation is not None
         self._explanation, self._text = explanation, text
         self._files: Any = sink if path is None else Files(path)
@@ -182,6 +184,7 @@ class Recorder:
         if (known := self._taken.get((name, occurrence))) is not None:
             number = known.number
         if self._layers is not None and number not in self._layers:
+            self._others.add(number)
             return None
         arrays = query, key, value if self._values else None
         if known is not None:
@@ -395,6 +398,11 @@ class Recorder:
         """Layers of one kind and of the same tokens, by name; the text's own first."""
         if not self._taken:
             chosen = "" if self._layers is None else f" in layers {sorted(self._layers)}"
+            if self._others:
+                raise RecordingError(
+                    f"record: no attention was computed{chosen}; it was in"
+                    f" {listed(sorted(self._others))}."
+                )
             raise RecordingError(
                 f"record: no attention was computed{chosen} by this thread. {NOT_SEEN}"
             )

@@ -100,7 +100,10 @@ def _carried_out(arguments: list[str] | None) -> tuple[int, str]:
         # Usage errors; their class is not typer's own, and moved between its versions.
         if not hasattr(error, "format_message"):
             raise
-        return getattr(error, "exit_code", 2), error.format_message()
+        message = error.format_message()
+        if "unexpected extra argument" in message:
+            message += ". A text of several words stands in quotes."
+        return getattr(error, "exit_code", 2), message
 
 
 def _abandoned_output() -> int:

@@ -27,9 +27,9 @@ RECORDING = ".safetensors"
 NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL)
 # An argument with one of these endings is a missing file, not a text.
 TEXT_ENDINGS = (
-    ".bin", ".c", ".cpp", ".csv", ".h", ".htm", ".html", ".ipynb", ".js", ".json", ".log", ".md",
-    ".pdf", ".png", ".py", ".rs", ".rst", ".sh", ".tex", ".toml", ".ts", ".tsv", ".txt", ".xml",
-    ".yaml", ".yml",
+    ".bin", ".c", ".cpp", ".csv", ".h", ".htm", ".html", ".ipynb", ".js", ".json", ".jsonl",
+    ".log", ".md", ".npy", ".npz", ".parquet", ".pdf", ".png", ".pt", ".pth", ".py", ".rs", ".rst",
+    ".sh", ".tex", ".toml", ".ts", ".tsv", ".txt", ".xml", ".yaml", ".yml",
 )  # fmt: skip
 
 

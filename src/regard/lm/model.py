@@ -72,7 +72,8 @@ class LanguageModel:
         if not (path / "config.json").is_file():
             raise FileNotFoundError(
                 f"{folder}: no language model there; a folder with a config.json is needed. "
-                f"'{BUILTIN}' is the one in the package, `regard train` makes others."
+                f"'{BUILTIN}' is the one in the package, `regard train` makes others; models of "
+                "Hugging Face are for regard.hf."
             )
         return cls(
             Config.load(path / "config.json"),

@@ -35,6 +35,8 @@ def checked_tokens(name: str, tokens: Sequence[str]) -> tuple[str, ...]:
 
 
 def checked_layers(layers: Sequence[Layer[ArrayT]]) -> tuple[Layer[ArrayT], ...]:
+    if isinstance(layers, Layer):
+        raise TypeError("recording: layers is one Layer; a list is needed: [layer].")
     layers = tuple(layers)
     for index, layer in enumerate(layers):
         if not isinstance(layer, Layer):

@@ -60,7 +60,7 @@ class Rollout(PairMatrix[ArrayT]):
 
     ``regard.rollout(recording)`` makes it. Rows sum to 1. Some rows, some columns and products by
     ``@`` cost one pass over the weights of all layers; ``topk``, ``strongest``, ``received`` and
-    ``pool`` one for each block of rows, of which there are 2 for 2,048 tokens and 64 for 16,384.
+    ``pool`` one for each block of rows: 1 up to 2,048 tokens, 64 for 16,384.
     """
 
     _name = "rollout"
