@@ -19,7 +19,7 @@ from viewer.map_page import (
     made,
     pooled,
 )
-from viewer.pages import is_said, saved, share, shown_bars
+from viewer.pages import is_said, saved, share, shown_bars, spoken
 
 TENS = np.log(10)
 BOTH = [
@@ -222,6 +222,14 @@ def test_what_has_no_counterpart_makes_no_difference(open_map):
     page.page.mouse.move(2, 2)
     page.page.get_by_role("button", name="auto range").click()
     assert page.selection()["span"] == "0.01"
+
+
+def test_names_are_whole_beside_a_difference(open_map):
+    page = open_map(spoken(), hash="L0H1&compare=difference&other=L0H0&query=7&key=3").page
+    names = page.locator(".regard-differences .regard-bar-token")
+    names.filter(has_text="because").wait_for()
+    cut = names.evaluate_all("all => all.filter((n) => n.scrollWidth > n.clientWidth).length")
+    assert cut == 0
 
 
 def test_the_text_says_what_differs_and_what_has_no_counterpart(open_map):

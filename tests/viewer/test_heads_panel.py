@@ -5,7 +5,7 @@ import pytest
 
 from regard.recording import Layer, Recording
 from viewer.map_page import log_weights
-from viewer.pages import is_chosen, spoken
+from viewer.pages import is_chosen, is_said, spoken
 
 REPEATED = [" a", " b", " c", " d"] * 6
 
@@ -54,6 +54,16 @@ def test_roles_are_written_where_a_thumbnail_has_room_for_them(show, heads, heig
     assert heights == [height] * heads
 
 
+def test_a_role_of_two_words_stands_in_one_line(show):
+    query, key = looking_back(REPEATED, 2)
+    layer = Layer(*(np.stack([x] * 8) for x in (query, key)), causal=True, scale=1.0)
+    page = show(Recording(REPEATED, [layer]), "L0H1&query=9&key=7", size=(1024, 700))
+    is_chosen(page, 9, 7)
+    tag = page.locator(".regard-head-tag", has_text="2 back").first
+    tag.wait_for()
+    assert tag.evaluate("tag => tag.scrollHeight") == tag.evaluate("tag => tag.clientHeight")
+
+
 def test_means_of_a_survey_stand_in_brackets_beside_a_heads_own(serve, open_page):
     recording = spoken()
     corpus = {(0, 1): {"entropy": 0.875, "distance": 2.5, "first": 0.25, "previous": 0.125}}
@@ -95,13 +105,46 @@ def test_a_label_at_the_pointer_names_the_pair_and_its_weight(show, side):
 
 
 def test_the_label_of_several_weights_says_what_a_cell_shows(show):
-    recording = spoken([f" w{n}" for n in range(900)], heads=1, key_heads=1, layers=1)
+    recording = spoken([f" w{n}" for n in range(901)], heads=1, key_heads=1, layers=1)
     page = show(recording, "L0H0&query=800&key=3")
     is_chosen(page, 800, 3)
     page.wait_for_selector(".regard-map[data-idle=true]")
     canvas = page.locator(".regard-map canvas[data-zoom]").first
-    box = canvas.bounding_box()
+    zoom, box = float(canvas.get_attribute("data-zoom")), canvas.bounding_box()
     page.mouse.move(box["x"] + 20, box["y"] + 300)
     page.locator(".regard-map-point", has_text="strongest").wait_for()
     page.keyboard.press("m")
     page.locator(".regard-map-point", has_text="share").wait_for()
+    is_said(page, r"queries \d+–\d+ → keys \d+–\d+   share ")
+    page.mouse.move(box["x"] + 20, box["y"] + 900.5 * zoom)
+    is_said(page, r"query 900 → keys \d+–\d+   share ")
+
+
+def test_the_label_of_a_difference_has_its_sign(show):
+    recording = spoken()
+    page = show(recording, "L0H1&query=5&key=3&compare=difference&other=L0H0")
+    is_chosen(page, 5, 3)
+    page.wait_for_selector(".regard-map[data-idle=true]")
+    canvas = page.locator(".regard-map canvas[data-zoom]").first
+    zoom, box = float(canvas.get_attribute("data-zoom")), canvas.bounding_box()
+    one, other = (np.exp(log_weights(recording, head)) for head in (1, 0))
+    for place in (np.nanargmax(one - other), np.nanargmin(one - other)):
+        row, column = divmod(int(place), len(one))
+        page.mouse.move(box["x"] + (column + 0.5) * zoom, box["y"] + (row + 0.5) * zoom)
+        words = f"{100 * (one - other)[row, column]:+.2f} %".replace("-", "−")
+        page.locator(".regard-map-point", has_text=words).first.wait_for()
+
+
+def test_the_columns_of_a_list_of_pairs_are_straight(show):
+    page = show(spoken(explained=True), "L0H1&query=5&key=3&plane=effect")
+    is_chosen(page, 5, 3)
+    page.locator(".regard-pairs em", has_text="−").first.wait_for()
+    rows = page.locator(".regard-pairs button").evaluate_all(
+        """(all) => all.map((row) => {
+          const boxes = [...row.children].map((n) => n.getBoundingClientRect());
+          const edges = [...boxes.slice(0, 3).map((box) => box.left), boxes[3].right];
+          return [row.children[3].textContent.length, ...edges];
+        })"""
+    )
+    assert len({length for length, *_ in rows}) > 1
+    assert len({tuple(edges) for _, *edges in rows}) == 1

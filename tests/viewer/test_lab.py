@@ -161,8 +161,17 @@ def test_weights_keep_layer_head_and_tokens(output, name, says, caption, tokens)
     assert "spoken" in shown.locator(".regard-title").inner_text()
 
 
+def test_controls_have_the_looks_of_the_page(output):
+    shown = output("recording")
+    button = shown.get_by_role("button", name="sums")
+    assert button.evaluate("n => getComputedStyle(n).borderRadius") == "7px"
+    soft = shown.locator(".regard-facts").evaluate("n => getComputedStyle(n).color")
+    field = shown.get_by_role("searchbox")
+    assert field.evaluate("n => getComputedStyle(n, '::placeholder').color") == soft
+
+
 def test_steps_have_no_empty_formula(output):
-    formulas = output("steps").locator(".regard-steps code").all_inner_texts()
+    formulas = output("steps").locator(".regard-steps code").all_text_contents()
     assert len(formulas) >= 4
     assert all(text.strip() for text in formulas)
 

@@ -415,12 +415,20 @@ def test_the_strongest_links_are_listed_and_ringed(open_map, long_text):
     assert buttons.first.get_attribute("aria-current") == "true"
 
 
-def test_the_list_says_which_queries_it_leaves_out(open_map):
-    panel = open_map(made(40, causal=True)).page.locator(".regard-pairs")
+def test_the_list_says_which_pairs_it_leaves_out(open_map):
+    page = open_map(made(40, causal=True))
+    panel = page.page.locator(".regard-pairs")
     panel.locator("button").first.wait_for()
-    assert panel.locator(".regard-note").inner_text() == "Of queries that see at least 8 keys."
-    queries = panel.locator("button").evaluate_all("all => all.map((b) => Number(b.dataset.query))")
-    assert min(queries) >= 7
+    note = panel.locator(".regard-note")
+    queries = "Of queries that see at least 8 keys."
+    assert note.inner_text() == f"{queries} Pairs with the first token are left out."
+    pairs = panel.locator("button").evaluate_all(
+        "all => all.map(({ dataset }) => [Number(dataset.query), Number(dataset.key)])"
+    )
+    assert min(query for query, _ in pairs) >= 7
+    assert min(key for _, key in pairs) >= 1
+    page.page.get_by_role("button", name="hide first").click()  # which the caption says
+    note.filter(has_text=re.compile(f"^{queries}$")).wait_for()
 
 
 def test_the_map_says_how_much_it_has_read(open_map, text, serve, open_page):

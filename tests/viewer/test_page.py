@@ -148,6 +148,7 @@ def test_help_lists_the_keys_and_closes(show):
     dialog = page.get_by_role("dialog", name="Keys")
     text = dialog.text_content()
     assert all(key in text for key in ("← ↑ → ↓", "Enter", "[ ]", "{ }", "Esc"))
+    assert dialog.evaluate("n => [n.scrollTop, n.scrollHeight > n.clientHeight]") == [0, True]
     page.keyboard.press("m")
     assert page.locator(".regard [aria-pressed=true]", has_text="share").count() == 0
     page.keyboard.press("Escape")

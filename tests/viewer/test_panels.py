@@ -154,6 +154,15 @@ def test_cross_attention_shows_both_texts(show):
     assert [place for place, _, _ in shown_bars(page)] == list(np.argsort(-exact))
 
 
+def test_one_query_and_one_key_are_called_so(show):
+    page = show(crossed(1, 1), "L0H1&query=0&key=0")
+    is_chosen(page, 0, 0)
+    assert page.locator(".regard-facts").inner_text().strip() == "1 query · 1 key"
+    page = show(spoken([f" w{n}" for n in range(40)]), "L0H1&view=steps&query=0&key=0")
+    is_chosen(page, 0, 0)
+    assert "query 0 and its strongest key;" in page.locator(".regard-steps").text_content()
+
+
 def test_queries_from_the_middle_of_the_text_stand_at_their_tokens(show):
     words = [f" w{n}" for n in range(10)]
     full = spoken(words, layers=1)
@@ -177,10 +186,11 @@ def test_queries_from_the_middle_of_the_text_stand_at_their_tokens(show):
 
 
 def test_the_sum_of_a_long_text_counts_every_key(show):
-    recording = spoken([f" w{n}" for n in range(200)], layers=1)
-    page = show(recording, "L0H1&view=steps&query=199&key=3")
-    is_chosen(page, 199, 3)
-    assert "(197 more)" in page.locator(".regard-arithmetic").text_content()
+    recording = spoken([f" w{n}" for n in range(1200)], layers=1)
+    page = show(recording, "L0H1&view=steps&query=1199&key=3")
+    is_said(page, "query 1,199 .* key 3 ")
+    page.wait_for_selector(".regard-steps[data-shown='query 1199 key 3']")
+    assert "(1,197 more)" in page.locator(".regard-arithmetic").text_content()
 
 
 def test_steps_are_saved_as_they_are_shown(show):
@@ -301,6 +311,24 @@ def test_a_long_text_shows_passages_and_a_strip(show):
     page.wait_for_function(
         "n => +document.querySelector('[role=slider]').ariaValueNow > n", arg=before
     )
+
+
+def test_the_number_of_a_passage_stands_in_one_line(show):
+    recording = spoken([f" w{n}" for n in range(2100)], layers=1, heads=1, key_heads=1)
+    query, key = recording.layers[0].query, recording.layers[0].key
+    key[:, 2000] = -query[:, 2000]  # a weight of many letters
+    page = show(recording, "L0H0&query=2000&key=700")
+    is_chosen(page, 2000, 700)
+    own = page.locator(".regard-place", has_text="the token itself").locator("b")
+    assert re.fullmatch(r"\d\.\de−\d+ %", own.text_content())
+    lines = page.locator(".regard-place b").evaluate_all(
+        """(all) => all.map((node) => {
+          const range = document.createRange();
+          range.selectNodeContents(node);
+          return range.getClientRects().length;
+        })"""
+    )
+    assert set(lines) == {1}
 
 
 # Every cell of a grid, walked through by its keys: its text, its row and its column.

@@ -179,6 +179,38 @@ def test_lines_are_saved_with_the_colours_of_their_heads(show):
         assert head in boxes  # beside its number
 
 
+WIDTH = """async ([text, size, weight]) => {
+  const { textWidth } = await import(new URL("drawing/marks.js", location.href));
+  return textWidth(text, size, weight);
+}"""
+
+
+def test_the_name_of_the_last_key_ends_in_the_picture(serve, open_page):
+    recording = spoken([f" a-long-word-{n}" for n in range(300)])
+    page = open_page(f"{serve(recording)}#L0H1&query=299&key=299")
+    is_chosen(page, 299, 299)
+    page.wait_for_selector(".regard-map[data-idle=true]")
+    drawn = ElementTree.fromstring(saved(page, "SVG", marks=True)[0])
+    (name,) = (n for n in drawn.iter(f"{SVG}text") if n.text.startswith("299 "))
+    assert name.get("text-anchor") == "middle"
+    ends = float(name.get("x")) + page.evaluate(WIDTH, [name.text, 11, 700]) / 2
+    assert ends <= float(drawn.get("viewBox").split()[2]) + 0.1
+
+
+@pytest.mark.parametrize("more", ["", "compare=difference&other=L0H0@1"])
+def test_a_caption_ends_in_the_picture(serve, open_page, more):
+    names = [f"{n}: a text that was typed, and that has more words than a line" for n in (1, 2)]
+    address = serve(*[spoken()] * (2 if more else 1), names=names[: 2 if more else 1])
+    page = open_page(f"{address}#L0H1&query=6&key=3&{more}")
+    is_chosen(page, 6, 3)
+    page.wait_for_selector(".regard-map[data-idle=true]")
+    drawn = ElementTree.fromstring(saved(page, "SVG")[0])
+    (caption,) = (n for n in drawn.iter(f"{SVG}text") if "spoken · L0H1" in n.text)
+    ends = float(caption.get("x")) + page.evaluate(WIDTH, [caption.text, 11, 400])
+    assert ends <= float(drawn.get("viewBox").split()[2])
+    assert more or caption.text.endswith("… · spoken · L0H1 · every weight")
+
+
 def test_sums_are_saved_inside_the_picture(show):
     drawn = ElementTree.fromstring(saved(show("sums=shown"), "SVG")[0])
     width = float(drawn.get("viewBox").split()[2])

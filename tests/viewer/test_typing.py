@@ -394,6 +394,14 @@ def test_next_tokens_of_the_chosen_query_are_shown(type_in, model, open_page):
         assert title.startswith(f"Next token · after {query} ")
 
 
+def test_a_telephone_has_room_for_the_text_above_its_next_tokens(type_in, open_page):
+    page = open_page(f"{type_in(TEXT)}#L1H2", size=(390, 844))
+    is_read(page, TEXT)
+    page.wait_for_selector(".regard-next-share")
+    for part in ("page", "body"):  # a line of the text, and a bar
+        assert page.locator(f".regard-text-{part}").evaluate("n => n.clientHeight") >= 28
+
+
 def test_an_input_that_was_emptied_stays_empty(type_in, open_page):
     page = open_page(type_in("import os"))
     is_read(page, "import os")

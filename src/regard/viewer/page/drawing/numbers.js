@@ -11,6 +11,16 @@ export function countText(n) {
 }
 
 /**
+ * `1 query`, `5 queries`.
+ * @param {number} n
+ * @param {string} one
+ * @param {string} [several]
+ */
+export function counted(n, one, several = `${one}s`) {
+  return `${countText(n)} ${n === 1 ? one : several}`;
+}
+
+/**
  * A number of about 1 with four decimals; a smaller one as 3.1e−7.
  * @param {number} weight
  */

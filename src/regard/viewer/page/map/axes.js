@@ -497,7 +497,7 @@ function chosenMarks(layout, texts, query, key, theme, clear) {
   }
   if (seesKey && cell < NAMED_CELL) {
     marks.push({ ...hair, alpha: 0.4, x1: x, x2: x, y1: top, y2: bottom });
-    marks.push(...keyChip(texts, key, x, theme));
+    marks.push(...keyChip(layout, texts, key, x, theme));
     clear.keys.push([x, x]);
   }
   const spans = [spanOf(texts, "keys", key ?? 0), spanOf(texts, "queries", query ?? 0)];
@@ -563,17 +563,18 @@ function queryChip(layout, texts, query, y, theme) {
 }
 
 /**
+ * @param {Layout} layout
  * @param {AxisTexts | null} texts
  * @param {number} key
  * @param {number} x
  * @param {Theme} theme
  * @returns {Mark[]}
  */
-function keyChip(texts, key, x, theme) {
+function keyChip(layout, texts, key, x, theme) {
   const name = texts ? ` ${isolated(texts.keys.label(key, 24, texts.unit))}` : "";
   const text = `${countText(texts?.keys.first(key, texts.unit) ?? key)}${name}`;
   const half = textWidth(text, 11, 700) / 2;
-  const middle = Math.max(x, GUTTER.left - 60 + half);
+  const middle = Math.max(GUTTER.left - 60 + half, Math.min(x, layout.right + 8 - half));
   return [
     {
       kind: "text",

@@ -43,7 +43,7 @@ export function wordsOfBin({ about, selection }, frame, row, column, texts) {
   if (level === 0) return `${place}   ${pairWeight(value, frame.seenBy(row, 0))}`;
   const weight = weightText(Math.exp(value));
   const strongest = frame.where.heads ? "mean of each head's strongest" : "strongest";
-  return `${place}   ${selection.usedPlane === "mass" ? "mass" : strongest} ${weight}`;
+  return `${place}   ${selection.usedPlane === "mass" ? "share" : strongest} ${weight}`;
 }
 
 /**
@@ -55,7 +55,7 @@ export function wordsOfBin({ about, selection }, frame, row, column, texts) {
  */
 export function labelOfBin({ selection }, frame, { row, column }, texts) {
   const value = shownValue(frame, row, column);
-  const written = frame.where.effect ? effectText : weightText;
+  const written = frame.where.effect ? effectText : frame.other ? signedText : weightText;
   const shown = value === undefined ? "…" : written(value);
   const isNone = frame.lacks(row, column) || Number.isNaN(value);
   const weight = isNone ? noneWordsOf(frame, row, column) : shown;
@@ -183,10 +183,21 @@ function placeOfBin(frame, row, column, texts) {
   if (side === 1) return `query ${namedQuery(frame, row, texts)} → key ${namedKey(column, texts)}`;
   const first = positionOf(row * side, frame.facts);
   const last = positionOf(Math.min((row + 1) * side, queries) - 1, frame.facts);
-  /** @type {(a: number, b: number) => string} */
-  const range = (a, b) => `${countText(a)}–${countText(b)}`;
-  const across = range(column * side, Math.min((column + 1) * side, keys) - 1);
-  return `queries ${range(first, last)} → keys ${across}`;
+  const from = rangeText(first, last, "query", "queries");
+  const to = rangeText(column * side, Math.min((column + 1) * side, keys) - 1, "key", "keys");
+  return `${from} → ${to}`;
+}
+
+/**
+ * `queries 256–259`, or the one that the last bin may have.
+ * @param {number} first
+ * @param {number} last
+ * @param {string} one
+ * @param {string} several
+ */
+function rangeText(first, last, one, several) {
+  if (first === last) return `${one} ${countText(first)}`;
+  return `${several} ${countText(first)}–${countText(last)}`;
 }
 
 /**

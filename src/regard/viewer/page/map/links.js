@@ -4,12 +4,19 @@
 import { headName } from "../data/source.js";
 import { unlessSaid } from "../data/watch.js";
 import { make } from "../drawing/dom.js";
-import { countText, effectText, readText, signedText, weightText } from "../drawing/numbers.js";
+import {
+  counted,
+  countText,
+  effectText,
+  readText,
+  signedText,
+  weightText,
+} from "../drawing/numbers.js";
 import { positionOf } from "./layout.js";
 
 /** @import { Aligned } from "../data/alignment.js" */
 /** @import { Context, Unit } from "../data/selection.js" */
-/** @import { Changed, Link, Links, RecordingFacts } from "../data/source.js" */
+/** @import { Changed, Link, Links, Place, RecordingFacts } from "../data/source.js" */
 /** @import { Texts } from "../data/tokens.js" */
 
 /** @typedef {(query: number, key: number) => void} GoTo */
@@ -71,7 +78,7 @@ export function makeLinks(context, { go, changed }) {
     const facts = context.about.recordings[where.recording];
     if (where.effect) return withEffects(await source.links({ ...where, n: LISTED }));
     if (where.heads && facts.queries * facts.tokens > MEAN_PAIRS) return TOO_MANY;
-    return notable(await source.links({ ...where, n: REQUESTED }), facts);
+    return notable(await source.links({ ...where, n: REQUESTED }), facts, where);
   };
   const request = async (/** @type {string} */ wanted) => {
     const { recording } = selection;
@@ -136,14 +143,20 @@ export function makeLinks(context, { go, changed }) {
 /**
  * @param {Links} found
  * @param {RecordingFacts} facts
+ * @param {Place} where
  * @returns {Listed}
  */
-function notable({ links, fewest, coverage }, facts) {
+function notable({ links, fewest, coverage }, facts, { first }) {
   const { kept: pairs, isLong } = notableLinks(links, facts);
   const heading = isLong ? "Strongest distant pairs" : "Strongest pairs";
   const text = (/** @type {number} */ x) => weightText(Math.exp(x));
   const none = "no pair above 0 %: all are masked, have no weight, or are not numbers (NaN)";
-  const note = fewest ? `Of queries that see at least ${fewest} keys.` : "";
+  const isWithout = links.length > 0 && !first && links.every(([, key]) => key > 0);
+  const parts = [
+    fewest ? `Of queries that see at least ${counted(fewest, "key")}.` : "",
+    isWithout ? "Pairs with the first token are left out." : "",
+  ];
+  const note = parts.filter(Boolean).join(" ");
   return { heading, pairs, text, none, note, isDone: coverage === 1 };
 }
 
@@ -169,8 +182,8 @@ function differing({ links, lost, coverage, settled }, alignment) {
   const heading = `Largest differences${part}`;
   const hasPairs = !alignment || (alignment.queries.isAny && alignment.keys.isAny);
   const none = hasPairs ? `no ${lost ? "other " : ""}difference` : "no pair has a counterpart";
-  const counted = `${countText(lost)} ${lost === 1 ? "query" : "queries"}`;
-  const note = lost ? `Weights of ${counted} are not numbers (NaN).` : "";
+  const queries = counted(lost, "query", "queries");
+  const note = lost ? `Weights of ${queries} are not numbers (NaN).` : "";
   return { heading, pairs, text: signedText, none, note, isDone: coverage === 1 || settled };
 }
 

@@ -173,7 +173,7 @@ function outputParts(steps, values, { i, names, dim, seen }) {
     const value = dim === null ? `v[${names.keys[n]}]` : stepText(values[n][dim]);
     return [rank ? " + " : "", stepText(weights[n]), "·", coloured("value", value)];
   });
-  const rest = left > 0 ? ` + … (${left} more)` : "";
+  const rest = left > 0 ? ` + … (${countText(left)} more)` : "";
   const name = `o[${names.query}]${dim === null ? "" : `, column ${dim}`} = `;
   const sum = dim === null ? undefined : steps.output?.[i][dim];
   const result = sum === undefined ? [] : [" = ", bold(stepText(sum))];

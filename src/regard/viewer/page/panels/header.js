@@ -3,7 +3,7 @@
 import { KIND_NAMES, kindWords } from "../data/kinds.js";
 import { areGroups, labelOfRecording } from "../data/selection.js";
 import { make, makePicker, makeSwitch } from "../drawing/dom.js";
-import { countText } from "../drawing/numbers.js";
+import { counted } from "../drawing/numbers.js";
 
 /** @import { Context, Plane, Selection, View } from "../data/selection.js" */
 /** @import { EffectKind, RecordingFacts } from "../data/source.js" */
@@ -73,8 +73,8 @@ export function makeHeader(context, parts) {
  * @param {RecordingFacts} facts
  */
 function sizeParts({ itself, tokens, queries }) {
-  if (itself) return [`${countText(tokens)} ${tokens === 1 ? "token" : "tokens"}`];
-  return [`${countText(queries)} queries ·`, `${countText(tokens)} keys`];
+  if (itself) return [counted(tokens, "token")];
+  return [`${counted(queries, "query", "queries")} ·`, counted(tokens, "key")];
 }
 
 /** @param {Selection} selection */

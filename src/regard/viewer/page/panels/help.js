@@ -67,7 +67,9 @@ export function makeHelp() {
     if (event.target === element) element.close();
   });
   const open = () => {
-    if (!element.open) element.showModal();
+    if (element.open) return;
+    element.showModal();
+    element.scrollTop = 0; // the focus is on what closes it, at the end
   };
   return { element, open };
 }

@@ -2,7 +2,7 @@
 
 import { ENTRIES, pixelTable } from "../drawing/colours.js";
 import { penOf } from "../drawing/dom.js";
-import { drawMarks, FILE_FONT, svgNode, writeMarks } from "../drawing/marks.js";
+import { drawMarks, FILE_FONT, fitted, svgNode, textWidth, writeMarks } from "../drawing/marks.js";
 import { withDensity } from "../drawing/png.js";
 import { PRINTED } from "../map/axes.js";
 import { GUTTER } from "../map/frame.js";
@@ -30,6 +30,8 @@ import { panelMarks } from "./panelmarks.js";
 
 export const INCH = 96; // CSS pixels
 const CAPTION = 62; // CSS pixels below
+const CAPTION_SIZE = 11;
+const CAPTION_LINE = 15;
 const FEW_CELLS = 4096; // are written as rectangles
 const BAR_WIDTH = 160;
 const LEAST_WIDTH = 460; // CSS pixels, for the bar and what it is
@@ -132,7 +134,12 @@ function mapSheet(context, map, { kind, background, marks: isMarked }) {
   const marks = inColours(map, dark, () =>
     map.shown.flatMap((frame, n) => ofFrame(frame).map((mark) => moved(mark, offsets[n]))),
   );
-  marks.push(...captionMarks(context, map, theme, height), ...barMarks(context, map, theme, dark));
+  const lines = captionLines(context, map, width - GUTTER.left - 8);
+  const look = /** @type {const} */ ({ kind: "text", size: CAPTION_SIZE, colour: theme.soft });
+  lines.forEach((text, n) => {
+    marks.push({ ...look, x: GUTTER.left, y: foot(map) + 20 + n * CAPTION_LINE, text });
+  });
+  marks.push(...barMarks(context, map, theme, dark));
   return { width, height, title: map.caption.textContent ?? "", marks };
 }
 
@@ -165,7 +172,7 @@ function pictureSize(map) {
     width += Math.ceil(Math.max(right, LEAST_WIDTH)) + 8;
     return offset;
   });
-  return { width, height: foot(map) + CAPTION, offsets };
+  return { width, height: foot(map) + CAPTION + saidAbove(map).length * CAPTION_LINE, offsets };
 }
 
 /**
@@ -190,19 +197,28 @@ function moved(mark, by) {
 }
 
 /**
+ * What the map shows, and of what: a name that has no room is cut. Below it what is said of effects
+ * and of a comparison.
  * @param {Context} context
  * @param {HeadMapView} map
- * @param {Theme} theme
- * @param {number} height
- * @returns {Mark[]}
+ * @param {number} room in CSS pixels
  */
-function captionMarks({ selection }, map, theme, height) {
+function captionLines({ selection }, map, room) {
   const { model, name } = selection.recordingFacts;
-  const lacking = selection.compare || selection.effect ? map.says.textContent : "";
-  const said = [name, name === model ? "" : model, map.caption.textContent, lacking];
-  const text = said.filter((part) => part).join(" · ");
-  const y = height - CAPTION + 20;
-  return [{ kind: "text", size: 11, x: GUTTER.left, y, colour: theme.soft, text }];
+  const said = [name === model ? "" : model, map.caption.textContent];
+  const rest = said.filter((part) => part).join(" · ");
+  const named = fitted(name, room - textWidth(` · ${rest}`, CAPTION_SIZE), CAPTION_SIZE);
+  const first = [named, rest].filter((part) => part).join(" · ");
+  return [first, ...saidAbove(map)].map((line) => fitted(line, room, CAPTION_SIZE));
+}
+
+/**
+ * The sentences above the map that its colours need.
+ * @param {HeadMapView} map
+ */
+function saidAbove({ selection, says }) {
+  if (!selection.compare && !selection.effect) return [];
+  return (says.textContent ?? "").split(/(?<=\.) /).filter((sentence) => sentence);
 }
 
 /**
@@ -215,7 +231,8 @@ function captionMarks({ selection }, map, theme, height) {
  */
 function barMarks({ selection }, map, theme, dark) {
   const signed = isSigned(selection);
-  const box = { x: GUTTER.left, y: foot(map) + 30, width: BAR_WIDTH, height: 8 };
+  const y = foot(map) + 30 + saidAbove(map).length * CAPTION_LINE;
+  const box = { x: GUTTER.left, y, width: BAR_WIDTH, height: 8 };
   const [end, colour] = [box.y + box.height, theme.soft];
   const ticks = barTicks(selection, signed).flatMap(({ at, text }) => {
     const x = box.x + at * BAR_WIDTH;

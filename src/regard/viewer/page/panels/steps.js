@@ -230,7 +230,7 @@ class StepsPanel {
       parts.push(
         `The text has ${countText(text.keys.length)} tokens, so this is query ` +
           `${countText((text.offset ?? 0) + steps.queries[0])} and its ` +
-          `${steps.keys.length} strongest keys; ` +
+          `${steps.keys.length === 1 ? "strongest key" : `${steps.keys.length} strongest keys`}; ` +
           "weights and output are those of all keys.",
       );
     if (this.selection.heads)

@@ -165,6 +165,7 @@ class TextPanel {
     const { selection } = this;
     const long = line.text.length > SHORT;
     this.element.classList.toggle("regard-long", long);
+    this.bars.classList.toggle("regard-differences", line.compared?.effect === null);
     this.strip.element.hidden = !long;
     this.page.hidden = long;
     this.#paintHeading(line, long);
