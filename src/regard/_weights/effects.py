@@ -164,8 +164,7 @@ class Effects(PairMatrix[ArrayT]):
         if found is None or self._kind not in found.pair_kinds:
             return None
         # Differences of infinities are NaN by the formula, in whatever order others subtract.
-        subtracts = self._kind in ("knockout", "change")
-        return None if subtracts and self._is_infinite() else found
+        return None if self._kind == "knockout" and self._is_infinite() else found
 
     def _is_infinite(self) -> bool:
         """Whether a value or gradient is."""
