@@ -572,7 +572,7 @@ def test_attention_that_cannot_be_measured_is_left_out_with_its_reason():
     assert len(told) == 1
     assert told[0].filename == __file__
     assert "vmap" in watch.left_out["one"]
-    assert "one left out: it is called" in str(watch)
+    assert "one left out: called where" in str(watch)
 
 
 def dense_first(q, k, bias=None, causal=False):

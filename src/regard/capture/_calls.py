@@ -33,7 +33,7 @@ SEEN = (
 )
 NOT_SEEN = f"{SEEN}; a model that multiplies query and key by itself is not."
 WITHOUT_NUMBERS = (
-    "it is called where tensors hold no numbers of their own: while torch records a graph "
+    "called where tensors hold no numbers of their own: while torch records a graph "
     "(torch.export), within torch.vmap, or on the device meta."
 )
 
@@ -124,7 +124,7 @@ def calls_taken(
         yield
     if refuse is not None:
         for name in _unseen(running, called):
-            refuse(name, UnsupportedError(f"no call of attention is seen in it. {SEEN}."))
+            refuse(name, UnsupportedError(f"no call of attention is seen there. {SEEN}."))
 
 
 def _unseen(running: Running, called: set[str]) -> list[str]:

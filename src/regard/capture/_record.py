@@ -44,7 +44,7 @@ Choice = tuple[
 # Gets a module that is called, and its arguments.
 Note = Callable[[Module, tuple[Any, ...], dict[str, Any]], None]
 OPERATOR = "scaled_dot_product_attention"
-SCRIPTED = "it is TorchScript, whose calls are not seen; record the module that it was made of."
+SCRIPTED = "TorchScript, whose calls are not seen; record what it was made of."
 _ONE = threading.Lock()  # held while a record is open
 
 
@@ -310,7 +310,7 @@ def model_followed(
         if module not in names:  # another model's is none of it
             return None
         if has_no_numbers(query, key):
-            raise UnsupportedError(f"record: {names[module]} cannot be: {WITHOUT_NUMBERS}")
+            raise UnsupportedError(f"record: {names[module]} cannot be recorded: {WITHOUT_NUMBERS}")
         are_of_one = functools.partial(sources.are_of_one, query, key)
         own = names[module], places_of(kind)
         return recorder.take(*own, query, key, value, options, are_of_one, allowed())
