@@ -53,60 +53,96 @@ def calls_taken(
         refuse: gets the name of a module and why its call cannot be that; by default it is raised.
         explains: whether outputs must be handed through what ``take`` returns.
     """
+    calls = _Calls(running, take, refuse, explains)
+    with (
+        running.followed(),
+        TorchAttention(calls.compute, calls.weigh, calls.leave_other),
+        watching.watched(calls.take),
+    ):
+        yield
+    calls.leave_unseen()
 
-    taken = False  # a call that is being computed, maybe by regard
-    called: set[str] = set()  # names of the modules that made calls
-    thread = threading.get_ident()
 
-    def take_own(query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
-        if taken or threading.get_ident() != thread:
+class _Calls:
+    """The calls of attention in one thread; arguments as of ``calls_taken``."""
+
+    def __init__(
+        self,
+        running: Running,
+        take: Take,
+        refuse: Callable[[str, Exception], None] | None,
+        explains: bool,
+    ) -> None:
+        self._running, self._take = running, take
+        self._refuse, self._explains = refuse, explains
+        self._is_taken = False  # the call that is being computed, maybe by regard
+        self._called: set[str] = set()  # names of the modules that made calls
+        self._thread = threading.get_ident()
+
+    def take(self, query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
+        """Takes a call of regard's operator."""
+        if self._is_taken or threading.get_ident() != self._thread:
             return None
-        called.add(running.name)
+        name = self._running.name
+        self._called.add(name)
         if has_no_numbers(query, key):
-            leave(UnsupportedError(WITHOUT_NUMBERS))
+            self._leave(UnsupportedError(WITHOUT_NUMBERS))
             return None
-        are_of_one = functools.partial(running.are_of_one, query, key)
-        return take(running.name, query, key, value, options, are_of_one)
+        are_of_one = functools.partial(self._running.are_of_one, query, key)
+        return self._take(name, query, key, value, options, are_of_one)
 
-    def leave(error: Exception) -> None:
-        if refuse is None:
+    def _leave(self, error: Exception) -> None:
+        if self._refuse is None:
             raise error
-        called.add(running.name)
-        refuse(running.name, error)
+        self._called.add(self._running.name)
+        self._refuse(self._running.name, error)
 
-    def leave_other(function: str) -> None:
-        if not taken:
-            leave(UnsupportedError(f"{function} is called. {SEEN}."))
+    def leave_other(self, function: str) -> None:
+        """Another function of torch that computes attention is called."""
+        if not self._is_taken:
+            self._leave(UnsupportedError(f"{function} is called. {SEEN}."))
 
-    def compute(operator: Any, *args: Any, **kwargs: Any) -> Any:
-        nonlocal taken
-        hand_on = None
+    def leave_unseen(self) -> None:
+        """At the end: modules that are attention, and in which no call was seen."""
+        if self._refuse is not None:
+            for name in _unseen(self._running, self._called):
+                error = UnsupportedError(f"no call of attention is seen there. {SEEN}.")
+                self._refuse(name, error)
+
+    def compute(self, operator: Any, *args: Any, **kwargs: Any) -> Any:
+        """Takes a call of torch's operator, which computes it."""
+        query: Any = None
+        hand_on: Any = None
         try:
-            q, k, v, options = torch_call(*args, **kwargs)
-            module = running.modules.get(running.name)
-            q, k, v, options = by_group(
-                getattr(module, "num_key_value_groups", 1), q, k, v, options
-            )
-            if "bias" in options:
-                options |= {"bias": None} | mask_and_bias(options["bias"])
+            query, key, value, options = self._read(*args, **kwargs)
         except Exception as error:
-            leave(error)
+            self._leave(error)
         else:
-            hand_on = take_own(q, k, v, options)
-        taken, before = True, taken
+            hand_on = self.take(query, key, value, options)
+        before, self._is_taken = self._is_taken, True
         try:
             output = operator(*args, **kwargs)
         finally:
-            taken = before
+            self._is_taken = before
         if hand_on is None:
             return output
-        if q.ndim != 4 or q.shape[1:3] == output.shape[1:3]:
+        if query.ndim != 4 or query.shape[1:3] == output.shape[1:3]:
             return hand_on(output)
-        unpacked = output.reshape(len(output), *q.shape[1:3], output.shape[-1])
+        unpacked = output.reshape(len(output), *query.shape[1:3], output.shape[-1])
         return hand_on(unpacked).reshape(output.shape)
 
-    def weigh(function: Any, named: dict[str, Any], within: Any) -> Any:
-        if explains:
+    def _read(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any, dict[str, Any]]:
+        """A call of torch's operator as one of regard's."""
+        module = self._running.modules.get(self._running.name)
+        groups = getattr(module, "num_key_value_groups", 1)
+        query, key, value, options = by_group(groups, *torch_call(*args, **kwargs))
+        if "bias" in options:
+            options |= {"bias": None} | mask_and_bias(options["bias"])
+        return query, key, value, options
+
+    def weigh(self, function: Any, named: dict[str, Any], within: Any) -> Any:
+        """Takes a call of ``torch.nn.MultiheadAttention`` that returns weights."""
+        if self._explains:
             raise UnsupportedError(
                 "record: explain does not see what torch.nn.MultiheadAttention computes where it "
                 "returns weights; call it with need_weights=False."
@@ -115,16 +151,6 @@ def calls_taken(
         with torch.no_grad():  # once more, for its query and key
             within(function, named | quiet)
         return function(**named)
-
-    with (
-        running.followed(),
-        TorchAttention(compute, weigh, leave_other),
-        watching.watched(take_own),
-    ):
-        yield
-    if refuse is not None:
-        for name in _unseen(running, called):
-            refuse(name, UnsupportedError(f"no call of attention is seen there. {SEEN}."))
 
 
 def _unseen(running: Running, called: set[str]) -> list[str]:
