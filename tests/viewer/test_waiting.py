@@ -78,6 +78,7 @@ def test_nothing_of_the_former_head_stays_when_nobody_responds(serve, open_page)
     page = open_page(f"{serve(spoken())}#L0H1&query=6&key=3")
     is_chosen(page, 6, 3)
     page.wait_for_selector(".regard-pairs button")
+    page.route("**/data/tile?*", lambda route: route.abort())  # asked for again by itself
     page.route("**/data/**", lambda route: route.abort())
     page.keyboard.press("]")
     page.get_by_role("alert").wait_for()
@@ -87,13 +88,30 @@ def test_nothing_of_the_former_head_stays_when_nobody_responds(serve, open_page)
     is_said(page, "^L0H2 · not read ")
     page.keyboard.press("ArrowUp")
     is_said(page, "^not read ")
-    page.keyboard.press("ArrowDown")
+    with page.expect_event("requestfailed", lambda request: "/links?" in request.url):
+        page.keyboard.press("ArrowDown")
     for name in (".regard-bar-row", ".regard-token", ".regard-pairs button"):
         assert page.locator(name).count() == 0
     page.unroute("**/data/**")
     page.get_by_role("alert").get_by_role("button", name="Try again").click()
-    is_chosen(page, 6, 3)
+    assert is_chosen(page, 6, 3).startswith("L0H2 · query 6 ")
     page.wait_for_selector(".regard-pairs button")
+    page.unroute("**/data/tile?*")
     page.wait_for_selector(WAITING, state="hidden")
     assert all("ERR_FAILED" in text for text in page.complaints)
+    page.complaints.clear()
+
+
+def test_all_that_was_not_read_is_read_once_the_server_responds_again(serve, open_page):
+    page = open_page(f"{serve(spoken())}#L0H1&query=6&key=3")
+    is_chosen(page, 6, 3)
+    page.wait_for_selector(".regard-pairs button")
+    for path in ("row", "tile"):
+        page.route(f"**/data/{path}?*", lambda route: route.abort(), times=1)
+    page.keyboard.press("]")
+    page.wait_for_selector(".regard-pairs button")
+    assert is_chosen(page, 6, 3).startswith("L0H2 · query 6 ")
+    page.wait_for_selector(WAITING, state="hidden")
+    page.get_by_role("alert").wait_for(state="hidden")
+    assert len(page.complaints) == 2
     page.complaints.clear()

@@ -60,7 +60,11 @@ export async function start(root, request, options = {}) {
   const fails = (/** @type {string} */ sentence) => {
     if (!ended.aborted) banner.show(sentence, retry);
   };
-  const source = new Source(watched(request, { fails, works: banner.hide, ended }));
+  const works = (/** @type {boolean} */ others) => {
+    banner.hide();
+    if (others) retry();
+  };
+  const source = new Source(watched(request, { fails, works, ended }));
   /** @type {About} */
   let about;
   /** @type {Place} */

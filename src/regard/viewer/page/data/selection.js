@@ -183,7 +183,7 @@ export class Selection extends EventTarget {
 
   // Notifies of every field again, as after a failure.
   again() {
-    this.#dispatch({ changed: new Set(NAMES) });
+    this.#dispatch({ changed: EVERY });
   }
 
   get recordingFacts() {
@@ -433,6 +433,9 @@ function inside(n, count) {
 }
 
 const NAMES = /** @type {(keyof Fields)[]} */ (Object.keys(DEFAULTS));
+
+// What listeners are told where nothing has changed and everything is to be read again.
+export const EVERY = /** @type {Changed} */ (new Set(NAMES));
 
 /** @type {Record<"view" | "plane" | "kind" | "scale" | "first" | "unit" | "sums" | "side" | "compare", string[]>} */
 const CHOICES = {

@@ -40,27 +40,35 @@ export function makeBanner() {
 
 /**
  * Wraps `request`: calls `fails` on a failure, and `works` once the same request succeeds, or any
- * after the server was away. Once the page has ended nothing is asked any more.
+ * after the server was away, with whether others failed meanwhile. Once the page has ended nothing
+ * is asked any more.
  * @param {SendRequest} request
- * @param {{fails: (sentence: string) => void, works: () => void, ended: AbortSignal}} tell
+ * @param {{fails: (sentence: string) => void, works: (others: boolean) => void,
+ *   ended: AbortSignal}} tell
  * @returns {SendRequest}
  */
 export function watched(request, { fails, works, ended }) {
   /** @type {{name: string, away: boolean} | null} */
   let failed = null;
+  /** @type {Set<string>} */
+  const lost = new Set();
   return async (path, parameters, signal) => {
     const name = JSON.stringify([path, parameters]);
     try {
       ended.throwIfAborted();
       const answer = await request(path, parameters, signal);
+      lost.delete(name);
       if (failed !== null && (failed.away || failed.name === name)) {
         failed = null;
-        works();
+        const others = lost.size > 0;
+        lost.clear();
+        works(others);
       }
       return answer;
     } catch (error) {
       if (!isAbort(error)) {
         failed = { name, away: error instanceof TypeError };
+        if (failed.away) lost.add(name);
         if (error instanceof Error) said.add(error);
         fails(sentenceOf(error));
       }

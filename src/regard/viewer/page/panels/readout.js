@@ -2,6 +2,7 @@
 
 import { headsWords } from "../data/extend.js";
 import { isLostAt } from "../data/lost.js";
+import { EVERY } from "../data/selection.js";
 import { countIn } from "../data/several.js";
 import { unlessSaid } from "../data/watch.js";
 import { make } from "../drawing/dom.js";
@@ -38,6 +39,7 @@ const WORDS = {
   side: { to: "text: what the query attends to", by: "text: what the key is attended by" },
   compare: { "": "no comparison", side: "side by side", difference: "difference" },
 };
+const ONE_HEAD = /** @type {Changed} */ (new Set(["head"]));
 /** @type {(keyof Fields)[]} */
 const HEAD = ["layer", "head", "heads"];
 /** @type {(keyof Fields)[]} */
@@ -105,7 +107,10 @@ export function describeChanges(context) {
       said.push(await pairWords(context, query, key).catch(unread));
     if (own === latest && since === spoken() && said.length) say(said.join(" · "), true);
   };
-  selection.listen((changed, since) => describe(changed, since).catch(unlessSaid));
+  selection.listen((changed, since) => {
+    const named = changed === EVERY ? ONE_HEAD : changed;
+    describe(named, since).catch(unlessSaid);
+  });
   describe(new Set(["query"])).catch(unlessSaid);
 }
 
