@@ -200,6 +200,22 @@ def test_a_rollout_of_float32_is_within_a_millionth():
     assert error.max() < 1e-6
 
 
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("first", [np.float32, np.float64])
+def test_a_rollout_of_layers_of_other_dtypes_has_that_of_the_first(first, library):
+    both = {np.float32: a_recording({}, library=library, dtype=np.float32)}
+    both[np.float64] = a_recording({}, library=library)
+    other = np.float64 if first is np.float32 else np.float32
+    layers = [both[first].layers[0], both[other].layers[1], both[other].layers[2]]
+    recording = Recording([str(n) for n in range(T)], layers)
+    found, right = regard.rollout(recording), dense_rollout(recording, 0.5)
+    for rows in (7, slice(None)):
+        got = np.asarray(found[rows])
+        assert got.dtype == first
+        np.testing.assert_allclose(got, right[rows], atol=1e-6)
+    np.testing.assert_allclose(np.asarray(found[:, 3]), right[:, 3], atol=1e-6)
+
+
 def test_faults_of_rollouts_are_named():
     recording = a_recording({})
     for error, residual, text in [
@@ -210,6 +226,9 @@ def test_faults_of_rollouts_are_named():
     ]:
         with pytest.raises(error, match=text):
             regard.rollout(recording, residual)
+    for weights in (recording.weights, recording.weights[0], []):
+        with pytest.raises(TypeError, match=r"rollout: a .* is no Recording; regard.record makes"):
+            regard.rollout(weights)
     q, k = numbers(2, 3, 4), numbers(2, 5, 4)
     with pytest.raises(regard.ShapeError, match="layer 0 has 3 queries from position 2 on"):
         regard.rollout(Recording(list("abcde"), [Layer(q, k)]))

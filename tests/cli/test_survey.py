@@ -161,6 +161,8 @@ def test_the_picture_is_drawn_into_a_file(done, regard, tmp_path):
     [
         (["{corpus}"], "no survey is there. To make one, name a folder for it: regard survey"),
         (["{corpus}", "{done}"], "no survey is there"),
+        (["{tmp}/heads"], "heads: no such file or folder."),
+        (["{corpus}", "-o", ""], "'--output' / '-o': the name is empty; name a folder, or ."),
         (["{done}", "--workers", "2"], "only --json and --plot have a meaning"),
         (["{corpus}", "-o", "{tmp}", "--shard", "3/3"], "process K of N, from 0/N to N-1/N"),
         (["{corpus}", "-o", "{tmp}", "--shard", "x"], "--shard x: K/N is needed"),

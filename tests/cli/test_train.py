@@ -188,6 +188,14 @@ def test_settings_that_cannot_be_are_refused(regard, text_file, tmp_path, option
     assert not (tmp_path / "m").exists()
 
 
+def test_a_folder_without_a_name_is_not_the_current_one(regard, text_file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = regard("train", text_file, "-o", "", *SIZES)
+    assert result.code == 2
+    assert "the name is empty; name a folder, or . for this one." in result.err
+    assert not (tmp_path / "run.json").exists()
+
+
 def test_another_run_in_the_folder_is_left_alone(whole_run, regard, text_file):
     result = regard("train", text_file, "-o", whole_run[0], *SIZES, "--seed", 1)
     assert result.code == 2

@@ -41,6 +41,15 @@ Model = Annotated[
 OwnModel = Annotated[
     str, typer.Option(metavar="NAME", help="The model: builtin, or a folder that train wrote.")
 ]
+
+
+def _folder(name: str) -> Path:
+    """The folder of that name; an empty one, as of an unset variable, is not taken for this one."""
+    if not name.strip():
+        raise typer.BadParameter("the name is empty; name a folder, or . for this one.")
+    return Path(name)
+
+
 RemoteCode = Annotated[
     bool,
     typer.Option("--trust-remote-code", help="Run Python that comes with a model of Hugging Face."),
@@ -324,7 +333,13 @@ def survey(
     ],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="DIR", help="Folder for the survey; it resumes."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="DIR",
+            parser=_folder,
+            help="Folder for the survey; it resumes.",
+        ),
     ] = None,
     model: Annotated[
         str | None,
@@ -394,7 +409,8 @@ def survey(
 def train(
     files: Annotated[list[Path], typer.Argument(metavar="FILES...", help="Text files, in UTF-8.")],
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="Folder for the model.")
+        Path,
+        typer.Option("--output", "-o", metavar="DIR", parser=_folder, help="Folder for the model."),
     ],
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 400,
     batch: Annotated[int, typer.Option(help="Pieces of text in a step.")] = 8,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import glob
 import json
 import math
 import re
@@ -113,6 +114,8 @@ def _part(written: str | None) -> tuple[int, int] | None:
 
 def _show(kind: type[Survey], paths: Sequence[str], options: SurveyOptions) -> None:
     if len(paths) != 1 or not (Path(paths[0]) / MANIFEST).is_file():
+        if not any(glob.has_magic(path) or Path(path).exists() for path in paths):
+            raise InputError(f"{' '.join(paths)}: no such file or folder.")
         raise InputError(
             f"{' '.join(paths)}: no survey is there. To make one, name a folder for it: regard"
             f" survey {' '.join(map(quoted, paths))} -o heads/"

@@ -38,9 +38,17 @@ def rollout(recording: Recording[ArrayT], residual: float = 0.5) -> Rollout[Arra
     Raises:
         ShapeError: the queries are not all of the tokens.
         TypeError, ValueError: residual is no number from 0 to 1.
+        TypeError: there is no Recording, but weights for instance.
 
     Source: Abnar & Zuidema 2020, "Quantifying Attention Flow in Transformers".
     """
+    from regard.recording._recording import Recording
+
+    if not isinstance(recording, Recording):
+        raise TypeError(
+            f"rollout: a {type(recording).__name__} is no Recording; regard.record makes one, and"
+            " Recording(tokens, [weights.layer(), ...]) one of the weights of layers."
+        )
     if not isinstance(residual, numbers.Real) or isinstance(residual, bool):
         raise TypeError(f"rollout: residual is a {type(residual).__name__}; a number is needed.")
     if not (math.isfinite(residual) and 0 <= residual <= 1):
@@ -123,10 +131,11 @@ class Rollout(PairMatrix[ArrayT]):
             low = int(there[0])
             for block in layer.part(slice(low, int(there[-1]) + 1))._blocks():
                 rows = slice(block.rows.start + low, block.rows.stop + low)
-                total = self._totals(block.values).swapaxes(0, 1)
+                values = xp.array(x, block.values)
+                total = self._totals(values).swapaxes(0, 1)
                 of_rows = xp.where(total == 0, 0.0, x[:, rows] / total)
                 y[:, rows] += xp.where(total == 0, x[:, rows], share * of_rows)
-                product = xp.matmul(of_rows[None, None], xp.wide(block.values)[None, None])[0, 0]
+                product = xp.matmul(of_rows[None, None], values[None, None])[0, 0]
                 y[:, block.keys] += (1 - share) * product
             x = y
         return x
@@ -137,9 +146,9 @@ class Rollout(PairMatrix[ArrayT]):
         for layer in self._layers:
             y = xp.full(tuple(x.shape), 0.0, xp.dtype)
             for block in layer._blocks():
-                total = self._totals(block.values)
-                values = xp.wide(block.values)[None, None]
-                found = xp.matmul(values, x[None, None, block.keys])[0, 0]
+                values = xp.array(x, block.values)
+                total = self._totals(values)
+                found = xp.matmul(values[None, None], x[None, None, block.keys])[0, 0]
                 found = share * x[block.rows] + (1 - share) * found
                 y[block.rows] = xp.where(total == 0, x[block.rows], found / total)
             x = y
