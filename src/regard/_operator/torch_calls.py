@@ -28,18 +28,8 @@ from torch.overrides import (
 Source = tuple[StorageWeakRef, Any, torch.Size, tuple[int, ...]]
 
 
-class Hook:
-    """A hook that copies and pickles of a module do not have.
-
-    Args:
-        call: what it does; its result is left out.
-    """
-
-    def __init__(self, call: Callable[..., object]) -> None:
-        self._call = call
-
-    def __call__(self, *given: Any) -> None:
-        self._call(*given)
+class Hook(functools.partial[None]):
+    """A hook that copies and pickles of a module do not have: what it does, which gives None."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _ignoring, ()
@@ -77,10 +67,12 @@ class Sources:
             ]
         else:
             hooks = []
+            enter, leave, note = Hook(self._enter), Hook(self._leave), Hook(self._note)
             for module in modules:
-                for one in (module, *filter(_is_projection, module.children())):
-                    hooks.append(one.register_forward_pre_hook(Hook(self._enter)))
-                    hooks.append(one.register_forward_hook(Hook(self._leave), always_call=True))
+                hooks.append(module.register_forward_pre_hook(enter))
+                hooks.append(module.register_forward_hook(leave, always_call=True))
+                for projection in filter(_is_projection, module.children()):
+                    hooks.append(projection.register_forward_hook(note))
         try:
             with warnings.catch_warnings():  # the hooks see a compiled model and what it compiles
                 warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when")
@@ -108,13 +100,18 @@ class Sources:
         del self._fed[len(self._stack) :]
         if not self._stack:
             self._ended(output)
+        elif _is_projection(module):
+            self._note(module, args, output)
+
+    def _note(self, projection: Module, args: Any, output: Any) -> None:
+        """A projection in the innermost of the modules gave its output."""
+        if threading.get_ident() != self._thread or not (self._fed and args):
             return
-        if args and _is_projection(module):
-            given, made = _memory(args[0]), _memory(output)
-            if given is not None and made is not None:
-                x = args[0]
-                source = given, x.storage_offset(), x.shape, x.stride()
-                self._fed[-1].append((source, made))
+        x = args[0]
+        given, made = _memory(x), _memory(output)
+        if given is not None and made is not None:
+            source = given, x.storage_offset(), x.shape, x.stride()
+            self._fed[-1].append((source, made))
 
     def _begun(self, module: Module) -> None:
         """The outermost module is called."""
