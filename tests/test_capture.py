@@ -202,6 +202,18 @@ def test_files_grow_beside_their_places_and_nothing_else_does(tmp_path):
     assert named(folder) == {"both-0.safetensors", "both-1.safetensors"}
 
 
+def test_a_file_that_an_earlier_batch_left_beside_is_told_of(tmp_path):
+    def record(count):
+        with regard.record(path=tmp_path / "run"):
+            Blocks()(X.expand(count, -1, -1))
+
+    for count in (3, 3, 1):
+        record(count)
+    with pytest.warns(UserWarning, match=r"run-2.safetensors was there before; .* 2 texts") as told:
+        record(2)
+    assert [warning.filename for warning in told] == [__file__]
+
+
 def test_files_of_a_batch_are_all_there_or_none(tmp_path, monkeypatch):
     calls = []
 

@@ -117,13 +117,24 @@ class Files:
         # Windows gives a mapped file no other name.
         mapped = [writer._mapped() for writer in writers] if os.name == "posix" else []
         self._writing.close()
+        self._tell_of_older(len(facts))
         return mapped or self._opened(len(facts))
 
     def saved(self, recordings: list[Recording[Any]]) -> list[Unread]:
         """Writes recordings that were finished in memory."""
         for b, recording in enumerate(recordings):
             recording.save(self._place(b, len(recordings)))
+        self._tell_of_older(len(recordings))
         return self._opened(len(recordings))
+
+    def _tell_of_older(self, count: int) -> None:
+        """Warns of a file of the next number, which who reads all of them would take for one."""
+        if count > 1 and (older := self._place(count, count + 1)).exists():
+            warnings.warn(
+                f"record: {older} was there before; it is none of these {count} texts. Remove it,"
+                " or record to another name.",
+                stacklevel=8,
+            )
 
     def close(self, error: BaseException | None = None) -> None:
         """Removes whatever is unfinished."""

@@ -101,11 +101,8 @@ def attention_function(
     if attention_mask is None and is_causal and Lq > 1:
         options = {"causal": True} if Lq == Lk else {"causal": True, "query_start": 0}
     if cu_seq_lens_q is not None and cu_seq_lens_k is not None:
-        first, last = _documents(cu_seq_lens_q, cu_seq_lens_k, query, key)
-        if "intervals" in options:
-            before, after = options["intervals"]
-            first, last = torch.maximum(first, before), torch.minimum(last, after)
-        options["intervals"] = first, torch.maximum(first, last)
+        documents = _documents(cu_seq_lens_q, cu_seq_lens_k, query, key)
+        options["intervals"] = _common(documents, options.get("intervals"))
     is_chosen = sinks is None and not (indices is None and block_indices is None)
     allowed = options if is_chosen else None
     if indices is not None:
@@ -186,6 +183,16 @@ def _narrowed(options: Options, selected: Tensor) -> Options:
     """The options with a further mask of bools."""
     mask = options.get("mask")
     return options | {"mask": selected if mask is None else mask & selected}
+
+
+def _common(
+    one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor] | None
+) -> tuple[Tensor, Tensor]:
+    """The keys that are in two intervals of each query, where there are two."""
+    first, last = one
+    if other is not None:
+        first, last = torch.maximum(first, other[0]), torch.minimum(last, other[1])
+    return first, torch.maximum(first, last)
 
 
 def _documents(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -186,7 +186,8 @@ class Survey:
         Raises:
             IndexError: no such shard.
             SurveyError: shards that failed, with the reason; all others are done.
-            ValueError: ``workers`` below 1, or more than one process for a model without a name.
+            ValueError: ``workers`` below 1, or more than one process for a model without a name;
+                a file in the place of a shard is damaged, or none of this survey.
         """
         wanted = range(len(self)) if shards is None else [*shards]
         if beyond := [number for number in wanted if not 0 <= number < len(self)]:
@@ -196,10 +197,11 @@ class Survey:
             )
         if workers is not None and workers < 1:
             raise ValueError(f"survey: workers is {workers}; at least 1 is needed.")
+        facts = self.facts()  # a damaged file is told before anything is computed
         missing = [number for number in self.missing() if number in {*wanted}]
         _run.make_folders(self.folder, self.manifest.settings["documents"])
         _run.sweep(self.folder)
-        meter = self._meter({*wanted}, progress)
+        meter = self._meter({*wanted}, facts, progress)
         if executor is not None:
             _run.run_on(self._task, missing, executor, meter)
             return
@@ -210,11 +212,15 @@ class Survey:
             return
         _run.run_in_processes(self._task, missing, count, len(self), meter)
 
-    def _meter(self, wanted: set[int], progress: Callable[[Progress], object] | None) -> Meter:
-        """Of the shards that this run is about."""
+    def _meter(
+        self,
+        wanted: set[int],
+        facts: Mapping[int, Facts],
+        progress: Callable[[Progress], object] | None,
+    ) -> Meter:
+        """Of the shards that this run is about, where some are done."""
         if progress is None:
             return Meter([0] * len(self), {}, None)
-        facts = self.facts()
         done = {number: found.tokens for number, found in facts.items()}
         estimates = [
             sum(source.tokens for source in shard) if number in wanted or number in done else 0

@@ -14,7 +14,7 @@ import { countText } from "../drawing/numbers.js";
 export function makeSearch(context, go) {
   const input = make("input", {
     type: "search",
-    placeholder: "search   /",
+    placeholder: "search /",
     "aria-label": "Search the text",
     autocomplete: "off",
     spellcheck: false,
