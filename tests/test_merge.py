@@ -691,3 +691,19 @@ def test_bins_of_a_whole_need_one_place_for_the_batch():
         weights.pool((2, 2), of=(9, 9))
     assert weights.matrix(1, 0).pool((2, 2), of=(9, 9)).shape == (2, 2)
     assert HKV == 2
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_a_total_below_0_is_nan_in_the_whole(library):
+    x = np.random.default_rng(0).standard_normal((2, 5, 4)).astype("f")
+    x = x if library == "numpy" else torch.from_numpy(x)
+    parts = [regard.attention(x, y, y, return_statistics=True) for y in (x[:, :2], x[:, 2:])]
+    (output, (maximum, total)), other = parts
+    wrong = total * 1
+    wrong[1, 3] = -wrong[1, 3]
+    found, statistics = regard.merge([(output, (maximum, wrong)), other])
+    right, _ = regard.merge(parts)
+    assert np.isnan(np.asarray(found[1, 3])).all()
+    assert np.isnan(float(statistics.total[1, 3]))
+    assert np.isnan(np.asarray(found)).sum() == 4
+    np.testing.assert_array_equal(np.asarray(found[0]), np.asarray(right[0]))
