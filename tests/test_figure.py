@@ -13,7 +13,7 @@ from matplotlib import image
 import regard
 from regard import Layer, Recording
 from regard._showing import figure as drawing
-from regard._showing.figure import FontWarning
+from regard._showing.figure import FontWarning, LostWarning
 from regard._showing.picture import INVISIBLE, RAMP
 
 TOKENS = ["<bos>", "the", " cat", " saw", " $x_1$", "\n", " bird"]
@@ -207,6 +207,28 @@ def test_a_size_is_the_size_of_the_file():
     assert pixels(figure).shape[:2] == (300, 420)
     _, metadata = figure._repr_png_()
     assert metadata == {"width": 336, "height": 240}
+
+
+@pytest.mark.parametrize("size", [(1, 1), (0.3, 0.3), (0.001, 0.001)])
+def test_a_size_without_room_is_refused_with_the_way_out(size):
+    said = f"figure: {size[0]:g} × {size[1]:g} inches have no room for the heatmaps beside their"
+    with pytest.raises(ValueError, match=f"^{said} labels; give a larger size"):
+        recording().figure(0, 0, size=size, dpi=100)
+
+
+def test_weights_that_are_no_numbers_are_told_since_they_are_grey_as_masked_ones():
+    q, k = np.random.default_rng(0).standard_normal((2, 3, 7, 4)).astype(np.float32)
+    q[1, 2], q[2, 3:5] = np.nan, np.nan
+    mask = np.arange(7)[:, None] > 0  # the first query sees nothing, which is no fault
+    found = Recording(TOKENS, [Layer(q, k, mask=np.broadcast_to(mask, (7, 7)))])
+    with pytest.warns(LostWarning) as told:
+        found.figure(0)
+    (one,) = told
+    assert one.filename == __file__
+    assert "1 query of L0H1, 2 queries of L0H2 are not numbers" in str(one.message)
+    assert "grey, as masked pairs are" in str(one.message)
+    found.figure(0, 0)
+    found.figure(0, 1, rows=slice(3, 7))
 
 
 @pytest.mark.parametrize("is_transparent", [False, True])

@@ -416,6 +416,8 @@ def test_what_cannot_be_shown_is_refused():
     for start in (Answers, Answers.of_groups):
         with pytest.raises(TypeError, match=r"names is one text, 'ab'; a list .*: \['ab'\]"):
             start([made(), made()], "ab")
+        with pytest.raises(TypeError, match="names has 3; a text is needed for each recording"):
+            start([made(), made()], ["a", 3])
         for other in ("b.safetensors", made().weights[0]):
             with pytest.raises(TypeError, match=f"a {type(other).__name__} is no Recording"):
                 start([made(), other])

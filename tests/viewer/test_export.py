@@ -155,6 +155,15 @@ class TestPage:
         shown(page)
         assert page.requests == [page.file.as_uri()]
 
+    @pytest.mark.parametrize("part", [0.999, 0.3])
+    def test_a_file_that_was_cut_says_so(self, open_page, tmp_path, part):
+        path = tmp_path / "page.html"
+        recording(2000).export(path)
+        whole = path.read_bytes()
+        path.write_bytes(whole[: int(part * len(whole))])
+        page = open_page(path.as_uri(), offline=True)
+        assert "the file is cut: copy or export it again." in page.locator("body").inner_text()
+
     def test_nothing_but_its_own_script_can_run_or_fetch(self, exported):
         page = exported(recording())
         shown(page)

@@ -157,6 +157,65 @@ def test_the_page_in_a_notebook_shows_what_the_kernel_answers(widget, open_page,
     assert page.evaluate("ended()") == 0
 
 
+@pytest.fixture
+def in_notebook(widget, open_page, tmp_path):
+    """The page in a cell whose kernel is there until ``window.state`` is "closed" or "silent"."""
+    line = Line(widget)
+
+    def kernel(text):
+        content, buffers = line.ask(**json.loads(text))
+        return json.dumps([content, base64.b64encode(b"".join(buffers or [])).decode()])
+
+    path = tmp_path / "notebook.html"
+    path.write_text(
+        f"<!doctype html><meta charset=utf-8><link rel=icon href=data:,><style>{widget._css}"
+        "</style><div id=cell></div>"
+    )
+    page = open_page(path.as_uri(), shared=False)
+    page.expose_function("kernel", kernel)
+    page.clock.install()
+    module = widget._esm.replace("export default", "const widget =")
+    model = NOTEBOOK.replace(
+        "async send(content) {",
+        """send(content) {
+    if (window.state === "closed") throw new Error("Cannot send");
+    if (window.state !== "silent") this.respond(content);
+  },
+  async respond(content) {""",
+    )
+    page.add_script_tag(content=module + model, type="module")
+    page.wait_for_selector("#cell .regard-map[data-idle=true]")
+    return page
+
+
+def test_a_kernel_that_was_restarted_is_said_with_the_way_out(in_notebook):
+    page = in_notebook
+    page.evaluate("window.state = 'closed'")
+    page.get_by_role("button", name="Steps").click()
+    page.get_by_role("alert").wait_for()
+    assert "The notebook's kernel has ended or was restarted: run this cell again." in (
+        page.get_by_role("alert").inner_text()
+    )
+
+
+def test_a_kernel_that_does_not_respond_is_said_until_it_does(in_notebook):
+    page, told = in_notebook, in_notebook.get_by_text("has not responded for 10 seconds")
+    assert told.is_hidden()
+    page.clock.fast_forward(60_000)
+    assert told.is_hidden()  # nothing was asked
+    page.evaluate("window.state = 'silent'")
+    page.get_by_role("button", name="Steps").click()
+    page.clock.run_for(9_000)
+    assert told.is_hidden()
+    page.clock.run_for(2_000)
+    assert told.is_visible()
+    assert "run this cell again" in told.inner_text()
+    page.evaluate("window.state = 'there'")
+    for n in (0, 1):
+        page.locator(".regard-head").nth(n).click()
+    told.wait_for(state="hidden")
+
+
 def test_in_a_kernel_a_recording_shows_the_viewer_and_a_picture_for_elsewhere(kernel):
     shown = recording()._repr_mimebundle_()
     assert shown.keys() == {"text/plain", "text/html", WIDGET}

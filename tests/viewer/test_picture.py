@@ -1,6 +1,7 @@
 """The dialog that saves a picture: its choices, read from the files."""
 
 import io
+import itertools
 import re
 from xml.etree import ElementTree
 
@@ -93,6 +94,9 @@ def test_the_background_may_be_left_out_or_be_that_of_the_page(show):
         ("log", ["0.001", "0.01", "0.1", "1", "10", "100"], "weight, %"),
         ("uniform", ["0.01", "0.1", "1", "10", "100"], "weight, times uniform"),
         ("linear&low=0.1&high=0.4", ["10", "20", "30", "40"], "weight, %"),
+        ("linear&low=0.1&high=0.1004", ["10", "10.01", "10.02", "10.03", "10.04"], "weight, %"),
+        ("log&low=-0.9&high=-0.6", ["12.6", "25.1"], "weight, %"),
+        ("log&low=-1&high=-0.6", ["10", "25.1"], "weight, %"),
     ],
 )
 def test_the_colour_bar_has_ticks(show, scale, ticks, label):
@@ -109,6 +113,47 @@ def test_a_difference_has_ticks_on_both_sides_of_0(show):
     found = [node.text for node in drawn.iter(f"{SVG}text") if node.get("font-size") == "9"]
     assert found == ["−0.4", "−0.2", "0", "0.2", "0.4"]
     assert "difference of the weights" in texts(drawn)
+
+
+def test_the_numbers_of_a_bar_of_effects_do_not_touch(show):
+    page = show("plane=effect", recording=spoken(explained=True))
+    page.wait_for_function("document.querySelector('.regard-map-says').textContent.includes('Red')")
+    drawn = ElementTree.fromstring(saved(page, "SVG")[0])
+    found = [node for node in drawn.iter(f"{SVG}text") if node.get("font-size") == "9"]
+    ends = sorted(
+        (float(n.get("x")) - half, float(n.get("x")) + half)
+        for n in found
+        for half in [page.evaluate(WIDTH, [n.text, 9, 400]) / 2]
+    )
+    assert len(ends) >= 4
+    assert all(one < other for (_, one), (other, _) in itertools.pairwise(ends))
+    shown = [n.text.replace("−", "-") for n in found]
+    assert sorted(map(float, shown)) == sorted(-float(text) for text in shown)
+    (label,) = (n for n in drawn.iter(f"{SVG}text") if n.text == "effect (knockout)")
+    label_ends = float(label.get("x")) + page.evaluate(WIDTH, [label.text, 11, 400])
+    assert label_ends <= float(drawn.get("viewBox").split()[2])
+
+
+@pytest.mark.parametrize("view", ["lines", "steps"])
+def test_a_picture_ends_where_its_panel_does(serve, open_page, view):
+    page = open_page(f"{serve(spoken(['a', ' b', ' c']))}#L0H1&query=2&key=1&view={view}")
+    is_chosen(page, 2, 1)
+    drawn = ElementTree.fromstring(saved(page, "SVG")[0])
+    height = float(drawn.get("viewBox").split()[3])
+    lowest = max(float(n.get("y")) for n in drawn.iter(f"{SVG}text"))
+    assert 0 < height - lowest < 40
+
+
+def test_letters_from_right_to_left_keep_their_cut_end_in_lines(serve, open_page):
+    tokens = ["The", " \u0637\u0648\u064a\u0644\u0629" * 4, " cat"]
+    page = open_page(f"{serve(spoken(tokens))}#L0H1&query=2&key=1&view=lines&unit=token")
+    is_chosen(page, 2, 1)
+    page.wait_for_selector(".regard-lines[data-shown$='query 2 key 1']")
+    drawn = ElementTree.fromstring(saved(page, "SVG")[0])
+    cut = [text for text in texts(drawn) if "\u0637" in text and "…" in text]
+    assert cut
+    assert all(re.fullmatch("\u2068[^\u2068\u2069]+…\u2069", text) for text in cut)
+    assert "cat" in texts(drawn)
 
 
 def test_an_svg_has_its_size_and_fonts_that_its_readers_have(show):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from regard._base.arrays import to_numpy
-from regard._base.errors import ShapeError
+from regard._base.errors import ShapeError, UnsupportedError
 from regard._base.extras import needed_by
 from regard._base.files import check_ending, replaced_when_complete
 from regard._base.tables import escaped
@@ -70,11 +70,16 @@ FALLBACKS = (
 )  # fmt: skip
 GLYPH = re.compile(r"Glyph (\d+) ")  # how matplotlib begins to say that a font lacks a sign
 MOST_SIGNS = 8  # that a warning names
+MOST_HEADS = 4  # that one names
 METADATA: dict[str, dict[str, None]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
 
 
 class FontWarning(UserWarning):
     """No font has a sign of a token."""
+
+
+class LostWarning(UserWarning):
+    """Weights that are no numbers are drawn as masked ones are."""
 
 
 class Panel(NamedTuple):
@@ -170,6 +175,7 @@ class Figure:
         self._told: set[str] = set()
         with self._lacking_told(), matplotlib.rc_context(_style()):
             self.figure = _drawn(panels, part, _chosen(scale, part.shape[1]), self._dpi, size)
+        _tell_lost(panels, part)
 
     def save(self, path: str | Path) -> None:
         """Write the figure, with text as text in PDF and SVG.
@@ -377,7 +383,7 @@ def _drawn(
     for _ in range(2):  # labels take room, which changes what fits
         for at, ax in enumerate(every):
             _label(ax, part, cell, at % across == 0, at + across >= len(every))
-        engine.execute(figure)
+        _lay_out(figure, engine)
         for ax in every:
             ax.apply_aspect()
         found = _cell(every[0], part)
@@ -386,6 +392,26 @@ def _drawn(
         cell = found
     figure.set_layout_engine("none")  # it is laid out; each drawing would do it again
     return figure
+
+
+def _lay_out(figure: MatplotlibFigure, engine: Any) -> None:
+    """Gives each part its place.
+
+    Raises:
+        ValueError: the size has no room for them.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*constrained_layout not applied", UserWarning)
+        try:
+            engine.execute(figure)
+        except UserWarning as warning:
+            if "constrained_layout" not in str(warning):
+                raise
+            width, height = figure.get_size_inches()
+            raise ValueError(
+                f"figure: {width:g} × {height:g} inches have no room for the heatmaps beside their"
+                " labels; give a larger size, fewer heads, or no size."
+            ) from None
 
 
 def _panel(part: Part, count: int) -> tuple[float, float]:
@@ -411,6 +437,28 @@ def _is_square(part: Part) -> bool:
 def _layout(part: Part) -> Literal["compressed", "constrained"]:
     """Maps of square cells are narrower than their room: "compressed" closes the gaps."""
     return "compressed" if _is_square(part) else "constrained"
+
+
+def _tell_lost(panels: Sequence[Panel], part: Part) -> None:
+    """Warns of queries whose weights are no numbers, after ``_picture`` has read the heads."""
+    rows = slice(part.rows.start, part.rows.stop)
+    lost = []
+    for panel in panels:
+        try:
+            lse = to_numpy(panel.weights.part(rows).lse)
+        except UnsupportedError:  # weights that were given are numbers, and have no scores
+            continue
+        if count := int(np.sum(~np.isfinite(lse) & ~np.isneginf(lse))):
+            lost.append(f"{count:,} {'query' if count == 1 else 'queries'} of {panel.title}")
+    if lost:
+        more = f" and {len(lost) - MOST_HEADS} more heads" if lost[MOST_HEADS:] else ""
+        warnings.warn(
+            f"figure: the weights of {', '.join(lost[:MOST_HEADS])}{more} are not numbers: a score"
+            " is NaN or infinite. They are grey, as masked pairs are; recording.weights[layer].lse"
+            " tells which queries they are.",
+            LostWarning,
+            stacklevel=4,
+        )
 
 
 def _picture(

@@ -195,6 +195,7 @@ class Showings(Generic[ArrayT]):
         Returns:
             The figure: ``figure(...).save("head.pdf")``, or ``.svg`` or ``.png``; in a notebook it
             is shown. Where there are more cells than pixels, each shows its strongest weight.
+            Weights that are no numbers are grey as masked pairs are, with a warning.
 
         Raises:
             IndexError: no such layer or head.
@@ -202,7 +203,7 @@ class Showings(Generic[ArrayT]):
             ShapeError: nothing to draw.
             TypeError: no head is named, or one in two ways.
             ValueError: an unknown scale, a step other than 1, or a size or dpi that is not
-                positive, or too large together.
+                positive, too large together, or without room for the heatmaps.
         """
         from regard._showing.figure import Figure, Panel
 

@@ -82,7 +82,7 @@ class Answers:
             shown beside the recordings' own.
 
     Raises:
-        TypeError: something that is no recording, or one text as names.
+        TypeError: something that is no recording, one text as names, or a name that is no text.
         ValueError: no recording, one without queries, or another number of names.
 
     Example:
@@ -489,7 +489,12 @@ def _names_of(recordings: Sequence[Any], names: Sequence[str] | None) -> tuple[s
             )
     if isinstance(names, str):
         raise TypeError(f"viewer: names is one text, {names!r}; a list is needed: [{names!r}].")
-    names = [found.model for found in recordings] if names is None else list(names)
+    if names is None:
+        return tuple(found.model for found in recordings)
+    names = list(names)
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"viewer: names has {name!r}; a text is needed for each recording.")
     if len(names) != len(recordings):
         raise ValueError(
             f"viewer: {len(names)} names for {len(recordings)} recordings; one for each is needed."

@@ -63,7 +63,10 @@ BEFORE = """<!doctype html>
 <style>{style}</style>
 </head>
 <body class="regard-body">
-<div id="regard"></div>
+<div id="regard">
+Reading this file. Where this line stays, and JavaScript is on, the file is cut: copy or export
+it again.
+</div>
 <noscript>regard draws its maps with JavaScript, which this browser has switched off.</noscript>
 """
 TEXT = '<script type="application/octet-stream" id="{name}">{text}</script>\n'

@@ -17,6 +17,7 @@ import { makeHeads } from "./panels/heads.js";
 import { makeHelp } from "./panels/help.js";
 import { listenToKeys } from "./panels/keyboard.js";
 import { makeLines } from "./panels/lines.js";
+import { printAsShown } from "./panels/print.js";
 import { describeChanges, makeReadout } from "./panels/readout.js";
 import { makeSteps } from "./panels/steps.js";
 import { makeText } from "./panels/text.js";
@@ -95,6 +96,7 @@ export async function start(root, request, options = {}) {
   describeChanges(context);
   chooses(context);
   const { name, model } = selection.recordingFacts;
+  if (address) printAsShown(ended);
   if (address) document.title = [name || model, "regard"].filter(Boolean).join(" · ");
   const end = () => {
     listening.abort();

@@ -1,5 +1,6 @@
 // The page in a notebook: the kernel responds, in messages with buffers.
 
+import { make } from "./drawing/dom.js";
 import { start } from "./main.js";
 
 /** @import { SendRequest, Reply } from "./data/source.js" */
@@ -16,19 +17,34 @@ import { start } from "./main.js";
 
 /** @typedef {{resolve: (reply: Reply) => void, reject: (why: Error) => void}} Waiting */
 
+const PATIENCE_MS = 10_000;
+const SILENT =
+  "The notebook's kernel has not responded for 10 seconds: it is running another cell, or has" +
+  " ended. If it has, run this cell again.";
+const ENDED = "The notebook's kernel has ended or was restarted: run this cell again.";
+
 /**
- * Requests to a notebook's kernel, and a function that ends them.
+ * Requests to a notebook's kernel, and a function that ends them. `tell` hears whether the kernel
+ * keeps the page waiting.
  * @param {WidgetModel} model
+ * @param {(silent: boolean) => void} tell
  */
-export function overKernel(model) {
+export function overKernel(model, tell) {
   /** @type {Map<string, Waiting>} by the request's id */
   const waiting = new Map();
   const page = Math.random(); // a widget may be shown twice, and hears the responses to both
+  let timer = 0;
+  const wait = () => {
+    clearTimeout(timer);
+    if (waiting.size) timer = setTimeout(() => tell(true), PATIENCE_MS);
+  };
   /** @type {Hear} */
   const hear = (message, buffers) => {
+    tell(false); // a response to the other page tells too that the kernel is there
     const pending = waiting.get(message.id);
+    if (pending) waiting.delete(message.id);
+    wait();
     if (!pending) return;
-    waiting.delete(message.id);
     if (message.error) pending.reject(new Error(message.error));
     else pending.resolve({ body: copyOf(buffers[0]), coverage: message.coverage });
   };
@@ -38,10 +54,20 @@ export function overKernel(model) {
     new Promise((resolve, reject) => {
       const id = `${page} ${++last}`;
       waiting.set(id, { resolve, reject });
-      model.send({ id, path, parameters });
+      if (waiting.size === 1) wait();
+      try {
+        model.send({ id, path, parameters });
+      } catch {
+        waiting.delete(id);
+        reject(new Error(ENDED)); // JupyterLab has closed the line
+      }
     });
+  const end = () => {
+    model.off("msg:custom", hear);
+    clearTimeout(timer);
+  };
   model.on("msg:custom", hear);
-  return { request, end: () => model.off("msg:custom", hear) };
+  return { request, end };
 }
 
 /**
@@ -63,11 +89,14 @@ export async function render({ model, el }) {
   const root = document.createElement("div");
   root.setAttribute("data-lm-suppress-shortcuts", "true"); // the notebook's own, of JupyterLab
   el.addEventListener("keydown", (event) => event.stopPropagation());
-  const { request, end } = overKernel(model);
+  const silent = make("p", { class: "regard-note", role: "status", hidden: true, text: SILENT });
+  const { request, end } = overKernel(model, (isSilent) => {
+    silent.hidden = !isSilent;
+  });
   // The cell has a width, from which the height follows.
   const cell = document.createElement("div");
   cell.className = "regard-cell";
-  cell.append(root);
+  cell.append(silent, root);
   el.append(cell);
   const page = await start(root, request, { address: false });
   return () => {

@@ -72,6 +72,14 @@ export function fitted(text, width, size = 11, weight = 400) {
   return low ? `${letters.slice(0, low).join("")}…` : "";
 }
 
+/**
+ * Isolated: right-to-left letters do not move the text beside them.
+ * @param {string} text
+ */
+export function isolated(text) {
+  return `\u2068${text}\u2069`;
+}
+
 /** @param {{size?: number, weight?: number}} look */
 function fontOf({ size = 11, weight = 400 }) {
   return `${weight} ${size}px ${MARK_FONT}`;

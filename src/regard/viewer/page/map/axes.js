@@ -1,7 +1,7 @@
 // The marks around and over the cells: positions and tokens, the matrix's edge, the boundary
 // between read and written text, and the chosen pair.
 
-import { fitted, textWidth } from "../drawing/marks.js";
+import { fitted, isolated, textWidth } from "../drawing/marks.js";
 import { countText } from "../drawing/numbers.js";
 import { GUTTER } from "./frame.js";
 import { positionOf } from "./layout.js";
@@ -402,14 +402,6 @@ function namedQuery(layout, texts, [query, last], chosen, theme) {
       colour: chosen ? theme.accent : theme.ink,
     },
   ];
-}
-
-/**
- * Isolated: right-to-left letters do not move the text beside them.
- * @param {string} text
- */
-function isolated(text) {
-  return `\u2068${text}\u2069`;
 }
 
 /**

@@ -190,11 +190,13 @@ export function barText(selection, signed) {
 
 const MOST_TICKS = 6;
 
+/** @typedef {{at: number, text: string}} Tick a number at a fraction of the bar */
+
 /**
- * Numbers along the bar, at fractions of it.
+ * Numbers along the bar.
  * @param {Selection} selection
  * @param {boolean} signed
- * @returns {{at: number, text: string}[]}
+ * @returns {Tick[]}
  */
 export function barTicks(selection, signed) {
   const { span, decades } = signedRange(selection);
@@ -204,17 +206,28 @@ export function barTicks(selection, signed) {
     : colourRange(selection);
   const unit = linear && !signed ? 100 : 1;
   const step = linear ? niceStep((unit * (high - low)) / (MOST_TICKS - 1)) : decadeStep(high - low);
-  const ticks = [];
+  let ticks = [];
   for (
     let n = Math.ceil((unit * low) / step - 1e-9);
     n * step <= unit * high * (1 + 1e-9) + 1e-12;
     n++
   )
     ticks.push(n * step);
+  if (ticks.length < 2 && !linear) ticks = [low, high]; // of less than a power of ten, its ends
   return ticks.map((tick) => ({
     at: (tick / unit - low) / (high - low),
-    text: timesText(linear ? Number(tick.toPrecision(6)) : shownEnd(tick, selection.usedScale)),
+    text: linear ? digitsText(tick) : timesText(shownEnd(tick, selection.usedScale)),
   }));
+}
+
+/**
+ * As many digits as neighbours of a narrow range need: 10.02.
+ * @param {number} tick
+ */
+function digitsText(tick) {
+  const number = Number(tick.toPrecision(6));
+  const text = String(number);
+  return text.length > 8 ? timesText(number) : text.replace("-", "−");
 }
 
 /**

@@ -1,8 +1,12 @@
 // A panel of the page as marks: its words, canvases and boxes, also those scrolled out of view.
 
+import { isolated } from "../drawing/marks.js";
+
 /** @import { Box, Mark } from "../drawing/marks.js" */
 
 /** @typedef {(box: DOMRect) => Box} Placed in the panel */
+
+const RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/; // Hebrew, Arabic, and others
 
 /**
  * {width, height, marks}, in CSS pixels of the panel's whole content; `without`: a selector of what
@@ -82,7 +86,8 @@ function wordMarks(node, parent, placed) {
     const { x, y, width, height } = placed(range.getBoundingClientRect());
     if (!width || !height) return [];
     const middle = 0.35 * size; // from the middle of a line to the foot of its letters
-    if (isUpright) return [{ ...look, x: x + width / 2 + middle, y: y + height, text, turn: -90 }];
-    return [{ ...look, x, y: y + height / 2 + middle, text }];
+    const own = { ...look, text: RIGHT_TO_LEFT.test(text) ? isolated(text) : text };
+    if (isUpright) return [{ ...own, x: x + width / 2 + middle, y: y + height, turn: -90 }];
+    return [{ ...own, x, y: y + height / 2 + middle }];
   });
 }

@@ -1,6 +1,6 @@
 // The view as a picture: a PNG of any resolution, or an SVG with lines and letters that scale.
 
-import { ENTRIES, pixelTable } from "../drawing/colours.js";
+import { ENTRIES, pixelTable, signedRange } from "../drawing/colours.js";
 import { penOf } from "../drawing/dom.js";
 import { drawMarks, FILE_FONT, fitted, svgNode, textWidth, writeMarks } from "../drawing/marks.js";
 import { withDensity } from "../drawing/png.js";
@@ -10,12 +10,13 @@ import { layoutOf } from "../map/layout.js";
 import { barLabel, barTicks, isSigned } from "./bar.js";
 import { panelMarks } from "./panelmarks.js";
 
-/** @import { Context } from "../data/selection.js" */
+/** @import { Context, Selection } from "../data/selection.js" */
 /** @import { Mark } from "../drawing/marks.js" */
 /** @import { Theme } from "../map/axes.js" */
 /** @import { Frame } from "../map/frame.js" */
 /** @import { Layout } from "../map/layout.js" */
 /** @import { HeadMapView } from "../map/map.js" */
+/** @import { Tick } from "./bar.js" */
 
 /** @typedef {{map: HeadMapView, steps: {element: HTMLElement}, lines: {picture: () => Sheet}}} PictureParts */
 
@@ -34,7 +35,10 @@ const CAPTION_SIZE = 11;
 const CAPTION_LINE = 15;
 const FEW_CELLS = 4096; // are written as rectangles
 const BAR_WIDTH = 160;
-const LEAST_WIDTH = 460; // CSS pixels, for the bar and what it is
+const WIDE_BAR_WIDTH = 240; // of powers of ten on both sides of 0
+const BESIDE_BAR = 300; // CSS pixels: the gutter, and what the bar is
+const TICK_SIZE = 9;
+const TICK_GAP = 3; // CSS pixels between the numbers of two ticks
 const MOST_PIXELS = 16384; // on a side, of any browser's canvas
 
 /**
@@ -169,7 +173,7 @@ function pictureSize(map) {
   const offsets = map.shown.map((frame) => {
     const offset = width;
     const right = layoutOf(frame).right + map.sums.room;
-    width += Math.ceil(Math.max(right, LEAST_WIDTH)) + 8;
+    width += Math.ceil(Math.max(right, BESIDE_BAR + barWidth(map.selection))) + 8;
     return offset;
   });
   return { width, height: foot(map) + CAPTION + saidAbove(map).length * CAPTION_LINE, offsets };
@@ -232,14 +236,18 @@ function saidAbove({ selection, says }) {
 function barMarks({ selection }, map, theme, dark) {
   const signed = isSigned(selection);
   const y = foot(map) + 30 + saidAbove(map).length * CAPTION_LINE;
-  const box = { x: GUTTER.left, y, width: BAR_WIDTH, height: 8 };
+  const box = { x: GUTTER.left, y, width: barWidth(selection), height: 8 };
   const [end, colour] = [box.y + box.height, theme.soft];
-  const ticks = barTicks(selection, signed).flatMap(({ at, text }) => {
-    const x = box.x + at * BAR_WIDTH;
-    return /** @type {Mark[]} */ ([
-      { kind: "line", x1: x, x2: x, y1: end, y2: end + 3, colour },
-      { kind: "text", x, y: end + 13, size: 9, align: "middle", colour, text },
-    ]);
+  const found = barTicks(selection, signed);
+  const named = withRoom(found, box.width);
+  const ticks = found.flatMap((tick) => {
+    const x = box.x + tick.at * box.width;
+    /** @type {Mark[]} */
+    const marks = [{ kind: "line", x1: x, x2: x, y1: end, y2: end + 3, colour }];
+    const { text } = tick;
+    if (named.includes(tick))
+      marks.push({ kind: "text", x, y: end + 13, size: TICK_SIZE, align: "middle", colour, text });
+    return marks;
   });
   const text = barLabel(selection, signed);
   const canvas = barCanvas(signed, dark);
@@ -247,8 +255,33 @@ function barMarks({ selection }, map, theme, dark) {
     { kind: "image", ...box, canvas },
     { kind: "box", ...box, line: theme.line },
     ...ticks,
-    { kind: "text", size: 11, x: box.x + BAR_WIDTH + 16, y: end, colour, text },
+    { kind: "text", size: 11, x: box.x + box.width + 16, y: end, colour, text },
   ];
+}
+
+/** @param {Selection} selection */
+function barWidth(selection) {
+  return signedRange(selection).decades ? WIDE_BAR_WIDTH : BAR_WIDTH;
+}
+
+/**
+ * The ticks whose numbers do not touch each other: the outer ones first, and of two that mirror
+ * each other both or neither.
+ * @param {Tick[]} ticks
+ * @param {number} width of the bar
+ */
+function withRoom(ticks, width) {
+  const out = (/** @type {Tick} */ { at }) => Math.round(1e6 * Math.abs(at - 0.5));
+  const half = (/** @type {Tick} */ { text }) => (textWidth(text, TICK_SIZE) + TICK_GAP) / 2;
+  const touch = (/** @type {Tick} */ one, /** @type {Tick} */ other) =>
+    one !== other && Math.abs(one.at - other.at) * width < half(one) + half(other);
+  /** @type {Tick[]} */
+  let kept = [];
+  for (const distance of [...new Set(ticks.map(out))].sort((a, b) => b - a)) {
+    const more = [...kept, ...ticks.filter((tick) => out(tick) === distance)];
+    if (!more.some((one) => more.some((other) => touch(one, other)))) kept = more;
+  }
+  return kept;
 }
 
 /**
