@@ -367,3 +367,11 @@ def test_a_text_of_one_token_over_and_over_is_read_at_some_of_its_queries():
     assert len(reader._patterns.queries) < 2**14 + 600 * 20
     scores = reader.layers()
     assert 0 < scores.counted[0, 0, scores.roles.index("same token")] < 200
+
+
+def test_one_query_with_a_choice_is_too_few_to_be_called_even():
+    first = np.array([[[1.0, 0.0], [1.0, 0.0]]])
+    scores = head_scores(recording_of(first, ["<bos>", "a"]))
+    assert scores["spread evenly"][0, 0] == pytest.approx(0.5)
+    assert scores.role(0, 0) == ""
+    assert scores.says(0, 0) == "L0H0 · too few queries to tell what it looks at, entropy 0.00 nats"

@@ -735,3 +735,12 @@ def test_a_reader_finds_a_number_by_hand_from_the_printed_pages():
     d_value = sum(read["weights"][i, 0] * read["d_output"][i] for i in range(3))
     np.testing.assert_allclose(d_value, read["d_value"][0], atol=2e-4)
     np.testing.assert_allclose(x.T @ read["d_value"], read["d_w_value"], atol=3e-4)
+
+
+def test_explain_keeps_terms_that_are_no_numbers():
+    q, k = np.eye(2), np.array([[np.nan, 0.0], [0.0, 1.0]])
+    found = regard.steps(q, k, np.eye(2), scale=1.0).backward(np.ones((2, 2)))
+    lines = found.explain(0, 0).split("\n")
+    assert lines[2] == "row sum    nan*1 + nan*1 = nan"
+    assert "does not attend" not in found.explain(0, 0)
+    assert lines[-2].startswith("d_key      nan * query 0 + nan * query 1 = ")

@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+import torch
 from rich.cells import cell_len
 from rich.console import Console
 
@@ -247,3 +248,64 @@ def test_explain_is_right_about_sinks_dropout_heads_and_long_sums():
 def test_explain_says_which_cells_there_are(call, message):
     with pytest.raises(IndexError, match=message):
         call(steps(*qkv()))
+
+
+def test_explain_keeps_terms_that_are_no_numbers():
+    q, k = np.eye(2), np.array([[np.nan, 0.0], [0.0, 1.0]])
+    found = steps(q, k, scale=1.0)
+    assert found.explain(0, 1).split("\n")[3] == (
+        "weights  exp(0 - nan) / (exp(nan - nan) + exp(0 - nan)) = nan"
+    )
+    alone = steps(q, k, scale=1.0, causal=True).explain(0, 0)
+    assert alone.split("\n")[-1] == "weights  exp(nan - nan) / (exp(nan - nan)) = nan"
+
+
+def test_explain_takes_no_difference_of_infinities():
+    found = steps(np.full((1, 2), 1e200), np.full((1, 2), 1e200), bias=np.ones((1, 1)))
+    assert "masked   inf + the bias = inf" in found.explain(0, 0).split("\n")
+
+
+@pytest.mark.parametrize("write", [str, lambda found: found._repr_html_()], ids=["text", "html"])
+def test_a_tensor_that_was_written_to_since_says_so_where_it_is_printed(write):
+    note = "written to since: later steps have its old numbers"
+    x, w, k, v = (torch.eye(2) for _ in range(4))
+    found, projected = steps(x, k, v), Steps.from_inputs(x, w, w, w)
+    assert note not in write(found)
+    assert note not in write(projected)
+    x += 1
+    assert write(found).count(note) == write(projected).count(note) == 1
+    w += 1  # is not printed itself
+    assert write(projected).count(note) == 1
+    assert note not in write(Steps.from_inputs(x, w, w, w))
+
+
+def test_numbers_near_the_largest_are_printed_without_a_warning():
+    q, k, v = (1e200 * np.eye(2) for _ in range(3))
+    assert "range 0 to 1e+200   variance inf" in str(steps(q, k, v))
+
+
+def test_the_note_of_a_tensor_that_was_written_to_stands_under_its_facts():
+    q, k = torch.eye(2), torch.eye(2)
+    found = steps(q, k)
+    k += 1
+    under = str(found).split("key\n")[1].split("\n")
+    assert under[1] == "  written to since: later steps have its old numbers"
+    assert max(map(len, under)) <= tables.TEXT_WIDTH
+
+
+def test_numbers_that_are_all_alike_have_no_variance():
+    found = steps(*(np.ones((2, 5, 3)) for _ in range(3)))  # NumPy's mean of 1.7321 is off it
+    assert "range 1.732 to 1.732   variance 0\n" in str(found)
+
+
+def test_a_batch_without_heads_has_steps():
+    for kind in (np.zeros, torch.zeros):
+        found = steps(*(kind((2, 0, 3, 4)) for _ in range(3)))
+        assert tuple(found.scores.shape) == tuple(found.weights.shape) == (2, 0, 3, 3)
+        assert "shape (2, 0, 3, 3)" in str(found)
+
+
+@pytest.mark.parametrize(("tokens", "kind"), [(3, "int"), ((c for c in "ab"), "generator")])
+def test_tokens_that_cannot_be_counted_are_refused(tokens, kind):
+    with pytest.raises(TypeError, match=f"^steps: tokens is a {kind}; a list of 2 is needed, one"):
+        steps(np.eye(2), np.eye(2), tokens=tokens)

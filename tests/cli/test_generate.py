@@ -70,3 +70,22 @@ def test_where_nothing_was_written_there_is_no_boundary(regard, model, tmp_path)
     path = tmp_path / "kept.safetensors"
     regard("generate", "import", "--tokens", 0, "--model", model, "--record", path)
     assert Recording.load(path).boundary is None
+
+
+def test_where_nothing_can_be_kept_nothing_is_generated(regard, model, tmp_path):
+    for path, message in (
+        (tmp_path / "none" / "a.safetensors", "No such file or directory"),
+        (tmp_path, "is a folder; saving needs the name of a file"),
+        ("", "is a folder; saving needs the name of a file"),
+    ):
+        result = regard("generate", "import", "--model", model, "--record", path)
+        assert (result.code, result.out) == (1, "")
+        assert message in result.err
+
+
+def test_an_empty_name_of_a_model_is_not_the_current_folder(regard, model, tmp_path, monkeypatch):
+    monkeypatch.chdir(model)
+    for command in ("generate", "show", "heads"):
+        result = regard(command, "import", "--model", "")
+        assert (result.code, result.out) == (2, "")
+        assert "the name is empty; name builtin, or . for this folder." in result.err

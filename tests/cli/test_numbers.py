@@ -29,7 +29,7 @@ def test_show_names_the_heads_of_the_model(regard, path):
 def test_show_heads_a_layer_by_its_own_numbers(regard, path):
     out = regard("show", path, "--group", "cross").out
     assert re.search(r"^ +H7$", out, re.MULTILINE)
-    assert "1 layers of 1 heads" in out
+    assert "1 layer of 1 head" in out
     assert "12 tokens" in out
 
 

@@ -473,7 +473,7 @@ def pieces_file(tmp_path, length=8):
 def test_a_short_text_is_shown_by_words_and_pieces_bring_it_back(regard, tmp_path):
     path = pieces_file(tmp_path)
     out = regard("show", path).out
-    assert out.startswith("17 tokens in 9 words, 1 layers of 1 heads")
+    assert out.startswith("17 tokens in 9 words, 1 layer of 1 head, ")
     assert section(out, "Words")[1].split()[:6] == ["0", "<bos>", "1", "·w0x", "2", "·w1x"]
     rows = table_of(out, "L0H0")
     expected = np.asarray(Recording.load(path).in_words().weights[0].head(0))
@@ -481,7 +481,7 @@ def test_a_short_text_is_shown_by_words_and_pieces_bring_it_back(regard, tmp_pat
     for i, row in enumerate(rows):
         np.testing.assert_allclose(row, 100 * expected[i, : i + 1], atol=0.5001)
     pieces = regard("show", path, "--pieces").out
-    assert pieces.startswith("17 tokens, 1 layers")
+    assert pieces.startswith("17 tokens, 1 layer of 1 head,")
     assert len(table_of(pieces, "L0H0")) == 17
 
 
@@ -518,3 +518,32 @@ def test_json_and_steps_are_of_pieces_unless_words_are_asked_for(regard, tmp_pat
     result = regard("show", path, "--steps", "--words")
     assert (result.code, result.out) == (2, "")
     assert "--steps writes out the pieces of words; leave --words out." in result.err
+
+
+def test_where_it_cannot_be_saved_nothing_is_read(regard, model, tmp_path, monkeypatch):
+    monkeypatch.setattr("regard.lm.LanguageModel.load", None)
+    path = tmp_path / "none" / "a.safetensors"
+    result = regard("show", "a text", "--model", model, "--save", path)
+    assert (result.code, result.err) == (1, f"regard: {path}: No such file or directory\n")
+
+
+def test_steps_are_as_wide_as_the_rest_on_a_narrow_terminal(regard, model, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    narrow = regard("show", "ab", "--steps", "--model", model).out
+    monkeypatch.delenv("COLUMNS")
+    assert narrow == regard("show", "ab", "--steps", "--model", model, "--width", 60).out
+
+
+def test_one_of_a_kind_is_counted_in_the_singular(regard, tmp_path):
+    x = np.ones((1, 1, 4))
+    Recording(["a"], [Layer(x, x, x)]).save(tmp_path / "a.safetensors")
+    assert regard("show", tmp_path / "a.safetensors").out.startswith("1 token, 1 layer of 1 head\n")
+
+
+def test_a_head_whose_weights_are_no_numbers_is_not_called_mixed(regard, tmp_path):
+    x = np.random.default_rng(0).standard_normal((2, 5, 4))
+    x[1, 2] = np.nan
+    Recording(list("abcde"), [Layer(x, x, x, causal=True)]).save(tmp_path / "a.safetensors")
+    lines = section(regard("show", tmp_path / "a.safetensors").out, "Heads")
+    assert next(line for line in lines if line.startswith("  L0")).split()[-1] == "NaN"
+    assert "nan" not in "".join(lines)

@@ -191,7 +191,7 @@ class NumpyArrays:
         """
         b, h, m, n = x.shape
         kv, o = y.shape[1], y.shape[-1]
-        x = x.reshape(b, kv, h // kv * m, n)
+        x = x.reshape(b, kv, h // max(1, kv) * m, n)
         width = max(8, 2**17 // max(1, x.shape[2] * min(n, o)))
         if x.dtype == bool:
             out = x @ y

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import shlex
@@ -134,20 +135,43 @@ def replaced_when_complete(path: str | Path, buffering: int = -1) -> Iterator[Bi
     Raises:
         OSError: about ``path`` as it was given, whatever the new file is called meanwhile.
     """
+    with _told_of(path), _beside(path, buffering) as file:
+        yield file
+
+
+def check_place(path: str | Path) -> None:
+    """Refuses what ``replaced_when_complete`` would, before anything is computed for the file.
+
+    Raises:
+        OSError: about ``path``: its folder is missing, or it is there and no ordinary file.
+    """
+    with _told_of(path):
+        place = _place(path)
+        _replaceable(place, path)
+        if not place.parent.is_dir():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+
+@contextlib.contextmanager
+def _told_of(path: str | Path) -> Iterator[None]:
+    """Errors of the system name the path as it was given."""
     try:
-        with _beside(path, buffering) as file:
-            yield file
+        yield
     except OSError as error:
         if error.errno is None:
             raise
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
+def _place(path: str | Path) -> Path:
+    """Where the file is: a link stays, and what it points to is replaced."""
+    place = Path(path).absolute()
+    return Path(os.path.realpath(place)) if place.is_symlink() else place
+
+
 @contextlib.contextmanager
 def _beside(path: str | Path, buffering: int) -> Iterator[BinaryIO]:
-    place = Path(path).absolute()
-    if place.is_symlink():
-        place = Path(os.path.realpath(place))
+    place = _place(path)
     old = _replaceable(place, path)
     mode = 0o666 if old is None else stat.S_IMODE(old.st_mode)
     # Short, since a name of 255 bytes leaves no room for another character.

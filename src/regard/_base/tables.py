@@ -46,6 +46,7 @@ class Table:
     rows: Sequence[str] | None  # None: numbered
     columns: Sequence[str] | None  # None: no header; empty: numbered
     hidden: np.ndarray | None = None  # bool, of the numbers' shape: shown grey, as masked
+    note: str = ""  # under the facts
 
     @cached_property
     def finite(self) -> np.ndarray:
@@ -61,12 +62,14 @@ class Table:
 
     @property
     def facts(self) -> str:
-        """Shape, range and variance of the finite numbers."""
+        """Shape, range and variance of the finite numbers; the note on a line of its own."""
         facts = [f"shape {self.numbers.shape}"]
         if self.finite.size:
             facts.append(f"range {self.ends[0]:.4g} to {self.ends[1]:.4g}")
-            facts.append(f"variance {self.finite.var():.4g}")
-        return "   ".join(facts)
+            with np.errstate(over="ignore", invalid="ignore"):  # of numbers beyond 1e154
+                variance = self.finite.var() if self.ends[0] < self.ends[1] else 0.0
+            facts.append(f"variance {variance:.4g}")
+        return "   ".join(facts) + (f"\n  {self.note}" if self.note else "")
 
 
 class Cell(NamedTuple):

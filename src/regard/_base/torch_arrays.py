@@ -88,7 +88,7 @@ class TorchArrays:
     def matmul(self, x: Tensor, y: Tensor) -> Tensor:
         b, h, m, n = x.shape
         kv = y.shape[1]
-        return product(x.reshape(b, kv, h // kv * m, n), y).reshape(b, h, m, y.shape[-1])
+        return product(x.reshape(b, kv, h // max(1, kv) * m, n), y).reshape(b, h, m, y.shape[-1])
 
     def any_product(self, x: Tensor, y: Tensor) -> Tensor:
         return self.matmul(self.wide(x), self.wide(y)) > 0

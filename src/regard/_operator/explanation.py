@@ -53,7 +53,7 @@ def explain(
         query, key, value: as in ``regard.attention``; without a value the weights alone are asked
             for, as of ``regard.AttentionWeights``.
         backend: ``"auto"``, or the name of one.
-        options: those of ``regard.attention``.
+        options: as ``regard.attention``, except ``return_weights`` and ``return_statistics``.
 
     Raises:
         ShapeError, TypeError, ValueError: as ``regard.attention``.

@@ -37,7 +37,8 @@ def arithmetic(steps: Steps, i: int, j: int, head: tuple[int, ...]) -> Iterator[
         yield f"masked   -inf: query {i} does not attend to key {j}"
     elif added := added_names(call):
         names = " and ".join(f"the {name}" for name in added)
-        yield f"masked   {_n(capped)} + {_n(last - capped)} of {names} = {_n(last)}"
+        share = f"{_n(last - capped)} of {names}" if math.isfinite(capped) else names
+        yield f"masked   {_n(capped)} + {share} = {_n(last)}"
     elif steps.masked is not steps.capped:
         yield f"masked   {_n(last)}: query {i} attends to key {j}"
     yield f"weights  {_softmax(masked[i], j, _sink(call, head))} = {_n(weights[i, j])}"
@@ -64,7 +65,7 @@ def gradient_arithmetic(
     i, j = _index("query", i, len(masked)), _index("key", j, masked.shape[1])
     yield f"query {_named(i, steps.query_tokens)}, key {_named(j, steps.tokens)}"
     yield from _of_weight(gradients, i, j, head)
-    seen, name = masked[i] > -math.inf, f"{of_softmax(steps)[0]:9}"
+    seen, name = masked[i] != -math.inf, f"{of_softmax(steps)[0]:9}"  # NaN is seen
     if seen[j]:
         terms = [(w, d) for w, d in zip(weights[i][seen], d_weights[i][seen])]
         row_sum = sum(w * d for w, d in terms)
@@ -129,7 +130,7 @@ def _meaning(d_score: float) -> str:
 def _of_key(gradients: StepsGradients[Any], j: int, head: tuple[int, ...]) -> Iterator[str]:
     """Key and value get a share from each query that attends to them, of every head."""
     steps = gradients.steps
-    seen = np.flatnonzero(_head(steps, "masked", head)[:, j] > -math.inf)
+    seen = np.flatnonzero(_head(steps, "masked", head)[:, j] != -math.inf)
     weights = _head(steps, "weights" if steps.dropped is None else "dropped", head)
     d_scores = _head(steps, "d_scores", head, gradients)
     d_output = _head(steps, "d_output", head, gradients)
@@ -172,8 +173,8 @@ def _softmax(row: np.ndarray, j: int, sink: float | None) -> str:
     """The quotient of exponentials; the row's maximum is subtracted, so that none overflows."""
     if row[j] == -math.inf:
         return "nothing is left of exp(-inf)"
-    logits = [*row[row > -math.inf], *([] if sink is None else [sink])]
-    most = max(logits)
+    logits = [*row[row != -math.inf], *([] if sink is None else [sink])]
+    most = float(np.max(logits))  # NaN where one is
     off = _minus(most)
     terms = _sum(f"exp({_n(score)} {off})" for score in logits)
     return f"exp({_n(row[j])} {off}) / ({terms})"

@@ -23,7 +23,7 @@ from regard._call.options import OPTIONS, Options
 from regard._call.visible import Visibility, cuts_of
 from regard._showing.explain import added_names, arithmetic, numbers, scaling
 from regard._weights.attention_weights import AttentionWeights
-from regard._weights.written import Version, first_written, versions, versions_of
+from regard._weights.written import Version, all_written, first_written, versions, versions_of
 
 if TYPE_CHECKING:
     from regard._showing.gradients import StepsGradients
@@ -32,6 +32,7 @@ __all__ = ["Steps", "steps"]
 
 NAMES = tuple(option.name for option in OPTIONS)
 MATRICES = ("scores", "scaled", "capped", "masked", "weights", "dropped")
+WRITTEN = "written to since: later steps have its old numbers"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -42,7 +43,8 @@ class Steps(Generic[ArrayT, OutputT]):
     vectors they are projected from. Arrays have the type and device of the query. Matrices are in
     float32, or float64 for a float64 query; weights and output are what ``regard.attention``
     gives. A step that the call does not have is None, but ``capped`` and ``masked`` are then the
-    step before them.
+    step before them. Inputs, query, key and value are the arrays that were given: a tensor that was
+    written to since is printed with a note; NumPy does not count writes.
 
     Attributes:
         inputs: ``(..., Lq, d_in)``, from which the queries are projected, or None.
@@ -114,7 +116,8 @@ class Steps(Generic[ArrayT, OutputT]):
             context: ``(..., Lk, d_in)`` for cross-attention: keys and values come from here.
             tokens: texts of the keys.
             query_tokens: texts of the queries, where they are not among ``tokens``.
-            **options: as ``regard.attention``, except ``return_weights`` and ``backend``.
+            **options: as ``regard.attention``, except ``return_weights``, ``return_statistics``
+                and ``backend``.
 
         Returns:
             Steps; for ``x`` of shape ``(d_in,)`` the query's arrays have no length axis.
@@ -235,6 +238,7 @@ class Steps(Generic[ArrayT, OutputT]):
         }
         labels |= dict.fromkeys(MATRICES, (queries, keys if keys else ()))
         hidden = numbers(self.masked) == -math.inf
+        written = {"inputs" if name == "x" else name for name in all_written(self._versions)}
         shown: set[int] = set()
         for name in ("inputs", "context", "query", "key", "value", *MATRICES, "output"):
             array = getattr(self, name)
@@ -249,6 +253,7 @@ class Steps(Generic[ArrayT, OutputT]):
                 rows,
                 columns,
                 hidden if name in ("weights", "dropped") else None,
+                WRITTEN if name in written else "",
             )
 
 
@@ -289,7 +294,8 @@ def steps(
         value: ``(..., Hkv, Lk, Dv)``, or None where only the weights are of interest.
         tokens: texts of the keys, to label rows and columns.
         query_tokens: texts of the queries, where they are not among ``tokens``.
-        **options: as ``regard.attention``, except ``return_weights`` and ``backend``.
+        **options: as ``regard.attention``, except ``return_weights``, ``return_statistics`` and
+            ``backend``.
 
     Returns:
         Steps, with arrays of the type and device of ``query``.
@@ -427,6 +433,11 @@ def _labels(
     for name, texts, count, what in (
         ("tokens", tokens, Lk, "key"), ("query_tokens", query_tokens, Lq, "query"),
     ):  # fmt: skip
+        if texts is not None and not hasattr(texts, "__len__"):
+            raise TypeError(
+                f"steps: {name} is a {type(texts).__name__}; a list of {count} is needed,"
+                f" one per {what}."
+            )
         if texts is not None and (isinstance(texts, str) or len(texts) != count):
             found = "one str" if isinstance(texts, str) else f"{len(texts)} texts"
             raise ShapeError(

@@ -135,7 +135,7 @@ class Comparison(Mix[ArrayT]):
             ShapeError: k is larger than Lk, or negative.
             UnsupportedError: rows are no distributions.
         """
-        check_k(k, len(self._columns), "keys")
+        check_k(k, len(self._columns), "keys", "overlap")
         return self._measured(["overlap"], int(k))[0]
 
     @overload
@@ -164,7 +164,9 @@ class Comparison(Mix[ArrayT]):
             )
         for kind in kinds or ():
             _require_known(kind, Divergences._fields, "divergences")
-        check_k(k := min(k, len(self._columns)), len(self._columns), "keys")
+        Lk = len(self._columns)
+        k = min(k, Lk) if isinstance(k, (int, np.integer)) else k
+        check_k(k, Lk, "keys", "divergences")
         if kinds is not None:
             names = list(dict.fromkeys(kinds))
             return dict(zip(names, self._measured(names, int(k) * ("overlap" in names))))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -170,6 +170,8 @@ def mixed_heads(
     numbers = found.head_numbers
     if isinstance(heads, (int, np.integer)):
         raise TypeError(f"mix: heads is {heads}, an int; a list is needed: [{heads}].")
+    if heads is not None and not isinstance(heads, Iterable):
+        raise TypeError(f"mix: heads is a {type(heads).__name__}; a list of ints is needed.")
     chosen = numbers if heads is None else tuple(heads)
     places = [place_of("mix: head", h, numbers) for h in chosen]
     if not places:
@@ -205,6 +207,14 @@ def mix(
         >>> mix(layers)[0].round(4)
         array([0.5, 0.5])
     """
+    from regard._weights.attention_weights import AttentionWeights
+
+    is_one = isinstance(matrices, (AttentionWeights, PairMatrix))
+    if is_one or not isinstance(matrices, Iterable):
+        raise TypeError(
+            f"mix: matrices is a {type(matrices).__name__}; a list is needed, as in [a, b]."
+            " The mean over the heads of one is weights.mix()."
+        )
     found = [as_pairs(one) for one in matrices]
     if not found:
         raise ValueError("mix: no matrices; at least one is needed.")

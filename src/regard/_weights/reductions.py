@@ -101,12 +101,12 @@ def is_pair_of_ints(x: Any) -> bool:
     )
 
 
-def check_k(k: int, count: int, of: str) -> None:
+def check_k(k: int, count: int, of: str, what: str = "topk") -> None:
     """Raises TypeError or ShapeError where there are no k strongest ``of`` these."""
     if isinstance(k, bool) or not isinstance(k, (int, np.integer)):
-        raise TypeError(f"topk: k is a {type(k).__name__}; an int is needed.")
+        raise TypeError(f"{what}: k is a {type(k).__name__}; an int is needed.")
     if not 0 <= k <= count:
-        raise ShapeError(f"topk: k is {k}; it must be between 0 and the number of {of}, {count}.")
+        raise ShapeError(f"{what}: k is {k}; it must be between 0 and the number of {of}, {count}.")
 
 
 class TopK:

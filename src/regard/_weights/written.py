@@ -5,7 +5,7 @@ torch counts writes into tensors; NumPy does not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from regard._base import loaded
@@ -59,10 +59,14 @@ def require_unwritten(known: tuple[Version, ...]) -> None:
 
 def first_written(known: tuple[Version, ...]) -> str | None:
     """The name of a tensor that was written to, or None."""
+    return next(all_written(known), None)
+
+
+def all_written(known: tuple[Version, ...]) -> Iterator[str]:
+    """The names of the tensors that were written to."""
     for name, tensor, writes in known:
         if tensor._version != writes:
-            return OPTION_OF.get(name, name)
-    return None
+            yield OPTION_OF.get(name, name)
 
 
 def refuse_recorded(call: Call, past_torch: bool) -> None:

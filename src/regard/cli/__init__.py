@@ -31,15 +31,27 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+
+def _model(name: str) -> str:
+    """The name of a model; an empty one is not taken for the current folder."""
+    if not name.strip():
+        raise typer.BadParameter("the name is empty; name builtin, or . for this folder.")
+    return name
+
+
 Model = Annotated[
     str,
     typer.Option(
         metavar="NAME",
+        parser=_model,
         help="The model: builtin, a folder that train wrote, or a model of Hugging Face.",
     ),
 ]
 OwnModel = Annotated[
-    str, typer.Option(metavar="NAME", help="The model: builtin, or a folder that train wrote.")
+    str,
+    typer.Option(
+        metavar="NAME", parser=_model, help="The model: builtin, or a folder that train wrote."
+    ),
 ]
 
 
@@ -345,6 +357,7 @@ def survey(
         str | None,
         typer.Option(
             metavar="NAME",
+            parser=_model,
             help="The model: builtin, the default, a folder that train wrote, or a model of Hugging"
             " Face. Recordings need none.",
         ),

@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from regard._base.files import check_place
 from regard.cli._errors import reading, writing
 from regard.cli._source import STDIN, given_text, read_input
 from regard.recording import Recording
-from regard.recording._format import check_name
+from regard.recording._format import check_name, no_loop
 
 if TYPE_CHECKING:
     from regard.lm import LanguageModel
@@ -28,6 +29,8 @@ def generate(
     if record is not None:
         with reading():
             check_name(record)
+        with writing(), no_loop(record):
+            check_place(record)
     text = read_input() if prompt == STDIN else given_text(prompt, "The prompt")
     with reading():
         loaded = LanguageModel.load(model)

@@ -124,13 +124,15 @@ def _cells(scores: HeadScores, layer: int, heads: Sequence[int]) -> Iterator[Tex
     roles, numbers = Text().append(f"  L{layer}".ljust(6), "dim"), Text(" " * 6)
     for head in heads:
         found = scores.named(layer, head)
-        word, ink, share = MIXED, "dim", ""
+        entropy = scores.entropy[scores.place(layer, head)]
+        is_number = not math.isnan(entropy)
+        word, ink, share = MIXED if is_number else "NaN", "dim", ""
         if found:
             role = found[0].role
             word = role.short + ("+" if len(found) > 1 else "")
             ink, share = INKS[role.tells], percent(found[0].share)
-        entropy = scores.entropy[scores.place(layer, head)]
         roles.append(word.ljust(CELL), ink)
-        numbers.append(f"{share:4} {entropy:.1f}".ljust(CELL), style="dim")
+        written = f"{entropy:.1f}" if is_number else ""
+        numbers.append(f"{share:4} {written}".ljust(CELL), style="dim")
     yield roles
     yield numbers

@@ -33,7 +33,7 @@ class Screen:
     def __init__(self, width: int | None = None) -> None:
         _take_any_text()
         self.console = Console(width=width, highlight=False, markup=False, emoji=False)
-        self.width = max(NARROWEST, self.console.width)
+        self.width = self.console.width = max(NARROWEST, self.console.width)
         self.height = self.console.height
         self.has_colours = self.console.color_system is not None and not self.console.no_color
         encoding = getattr(sys.stdout, "encoding", None) or "ascii"

@@ -14,7 +14,7 @@ import numpy as np
 from rich.text import Text
 
 from regard._base.errors import UnsupportedError
-from regard._base.files import quoted
+from regard._base.files import check_place, quoted
 from regard._base.tables import escaped
 from regard._showing.steps import MATRICES, Steps
 from regard._weights.attention_weights import AttentionWeights
@@ -24,7 +24,7 @@ from regard.cli._screen import Screen, busy, label, labels_width, remark
 from regard.cli._source import BUILTIN, ModelChoice, choose_group, read_recording
 from regard.heads import HeadScores, Telling
 from regard.recording import Recording, Words, WordWeights
-from regard.recording._format import check_name
+from regard.recording._format import check_name, no_loop
 
 MAX_STEPS = 64  # of a text whose steps are written out
 MAX_WORDS = 200  # tokens of a text that is shown in words by default
@@ -94,6 +94,8 @@ def show(argument: str, options: ShowOptions) -> None:
     if options.save is not None:
         with reading():
             check_name(options.save)
+        with writing(), no_loop(options.save):
+            check_place(options.save)
     recording = read_recording(argument, options.model, options.is_text)
     if options.save is not None:
         with writing():
@@ -141,12 +143,11 @@ def _text(recording: Recording, options: ShowOptions) -> Recording | Words:
 def _print(screen: Screen, shown: Shown, chosen: _links.ChosenToken | None, steps: bool) -> None:
     recording = shown.recording
     counts = {*map(len, shown.scores.head_numbers)}
-    heading = Text().append(f"{len(recording.tokens):,} tokens", "bold")
+    heading = Text().append(_counted(len(recording.tokens), "token"), "bold")
     if shown.unit == "words":
-        heading.append(f" in {len(shown.text.tokens):,} words")
-    heading.append(
-        f", {len(shown.scores.layers)} layers of {' or '.join(map(str, sorted(counts)))} heads"
-    )
+        heading.append(f" in {_counted(len(shown.text.tokens), 'word')}")
+    heads = [*map(str, sorted(counts)[:-1]), _counted(max(counts), "head")]
+    heading.append(f", {_counted(len(shown.scores.layers), 'layer')} of {' or '.join(heads)}")
     heading.append(f", model {escaped(recording.model)}" if recording.model else "")
     screen.lines(screen.wrapped(heading))
     if chosen is None and not steps:
@@ -169,6 +170,11 @@ def _print(screen: Screen, shown: Shown, chosen: _links.ChosenToken | None, step
         for line in lines:
             name, formula = line.split(maxsplit=1)
             screen.beside(f"  {name:8}", Text(formula))
+
+
+def _counted(count: int, what: str) -> str:
+    """``1 token`` or ``1,024 tokens``."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def _show_tokens(screen: Screen, shown: Shown) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard._base.types import Float, Int
+from regard._base.types import Bool, Float, Int
 from regard._weights.parts import place_of
 from regard.heads._measure import measured, sampled
 from regard.heads._patterns import Patterns
@@ -186,6 +186,8 @@ class HeadScores:
         entropy = self.entropy[at, h]
         if np.isnan(entropy):
             return f"{name} · not a number (NaN): some score is NaN or infinite"
+        if not self._enough(at, h).any():
+            return f"{name} · too few queries to tell what it looks at, entropy {entropy:.2f} nats"
         shares = shares_text(found) or f"mixed, entropy {entropy:.2f} nats"
         return f"{name} · {shares}: {sentence(found)}"
 
@@ -296,8 +298,13 @@ class HeadScores:
         title = f"HeadScores, heads: {len(self.order)}, means over queries: {self.queries}"
         return "\n".join([title, *self._lines(self.order[:MOST_LINES]), *more])
 
+    def _enough(self, at: int, h: int) -> Bool[NDArray[np.bool_], " roles"]:
+        """Whether the score of each role is over enough queries."""
+        enough: NDArray[np.bool_] = self.counted[at, h] >= max(FEWEST, LEAST_PART * self.queries)
+        return enough
+
     def _named(self, at: int, h: int) -> list[Named]:
-        enough = self.counted[at, h] >= max(FEWEST, LEAST_PART * self.queries)
+        enough = self._enough(at, h)
         for role in VARIED:
             enough[PLACE[role.name]] &= not self.largest[at, h, PLACE[role.name]] > MOST_OF_ONE
         return roles_of(self.scores[at, h], self.even[at, h], self.overlap[at, h], enough)

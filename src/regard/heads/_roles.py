@@ -94,7 +94,8 @@ def roles_of(
     }
     if not fitting:
         evenness = float(scores[PLACE[EVEN.name]])
-        return [Named(EVEN, evenness)] if evenness >= LEAST_EVENNESS else []
+        is_even = evenness >= LEAST_EVENNESS and enough[PLACE[EVEN.name]]
+        return [Named(EVEN, evenness)] if is_even else []
     if any(role in fitting for role in CONDITIONAL):
         fitting.pop(FIRST, None)
     main = next(iter(fitting))
