@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import urllib.request
+import warnings
 
 import numpy as np
 import pytest
@@ -402,6 +403,18 @@ def test_signs_that_no_font_has_are_told_in_one_line(regard, planted_file, tmp_p
     result = regard("view", tmp_path / "a.safetensors", "--export", tmp_path / "a.png")
     assert (result.code, result.out) == (0, f"{tmp_path / 'a.png'}\n")
     assert result.err.startswith("regard: figure: no font has '🐈', and a box stands there.")
+    assert result.err.count("\n") == 1
+
+
+def test_weights_of_a_figure_that_are_no_numbers_are_told_in_one_line(regard, tmp_path):
+    x = np.random.default_rng(0).standard_normal((1, 5, 4))
+    x[0, 2] = np.nan
+    Recording(list("abcde"), [Layer(x, x, causal=True)]).save(tmp_path / "a.safetensors")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = regard("view", tmp_path / "a.safetensors", "--export", tmp_path / "a.png")
+    assert (result.code, result.out) == (0, f"{tmp_path / 'a.png'}\n")
+    assert result.err.startswith("regard: figure: the weights of 3 queries of L0H0 are not numbers")
     assert result.err.count("\n") == 1
 
 

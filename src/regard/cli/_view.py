@@ -277,7 +277,7 @@ def _check_export(options: ViewOptions) -> None:
 def _draw(recording: Recording, options: ViewOptions) -> None:
     """Writes the figure of the head that was named, or of the most telling one."""
     from regard._base.errors import ShapeError
-    from regard._showing.figure import FontWarning
+    from regard._showing.figure import FontWarning, LostWarning
 
     if not recording.query_tokens:
         raise InputError("a recording without queries has nothing to draw.")
@@ -289,7 +289,8 @@ def _draw(recording: Recording, options: ViewOptions) -> None:
             busy("Drawing the figure"),
             warnings.catch_warnings(record=True) as remarks,
         ):
-            warnings.simplefilter("always", FontWarning)
+            for kind in (FontWarning, LostWarning):
+                warnings.simplefilter("always", kind)
             place = choose_place(recording, options.layer, options.head)
             figure = recording.figure(*place, rows=rows, columns=columns, scale=scale)
             figure.save(cast("Path", options.export))
