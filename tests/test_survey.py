@@ -356,6 +356,27 @@ def test_documents_that_are_empty_unreadable_or_too_long_are_named_and_counted(t
     assert isinstance(next(iter(facts)), Facts)
 
 
+def test_files_of_rows_without_a_row_are_named(tmp_path, model):
+    import pyarrow as pa
+
+    (tmp_path / "a.jsonl").touch()
+    parquet.write_table(pa.table({"text": pa.array([], pa.string())}), tmp_path / "b.parquet")
+    (tmp_path / "c.txt").write_text("import os")
+    survey = started(tmp_path / "heads", tmp_path, model)
+    names = {str(tmp_path / name): "it has no rows" for name in ("a.jsonl", "b.parquet")}
+    assert unreadable(survey) == names
+    assert survey.heads().documents == 1
+    assert [survey.document(n) for n in range(3)] == [str(tmp_path / "c.txt"), *names]
+
+
+def test_the_byte_that_is_no_utf_8_is_counted_from_the_beginning_of_the_file(tmp_path, model):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfcaf\xe9")
+    (tmp_path / "b.txt").write_bytes(b"\xef\xbb\xbfcaf\xc3\xa9")
+    survey = started(tmp_path / "heads", tmp_path, model)
+    assert unreadable(survey) == {str(tmp_path / "a.txt"): "byte 6 is no UTF-8"}
+    assert survey.text(1) == "café"
+
+
 def unreadable(survey):
     """Name and reason of all that is left out of a survey, after it was run."""
     survey.run(workers=1)
@@ -600,6 +621,16 @@ def test_a_survey_without_a_corpus_is_opened_and_others_are_errors(tmp_path, sur
     (tmp_path / "survey.json").write_text("[" * 100_000)
     with pytest.raises(ValueError, match=r"not a manifest of regard \(maximum recursion"):
         Survey(tmp_path)
+    whole = json.loads(survey.manifest.text)
+    for wrong, message in (
+        ({"settings": {}}, "'max_tokens' is missing"),
+        ({"settings": None}, "'NoneType' object is not iterable"),
+        ({"model": {"name": 5}}, "name is 5, and no str"),
+        ({"settings": whole["settings"] | {"every": "x"}}, "every is 'x', and no int"),
+    ):
+        (tmp_path / "survey.json").write_text(json.dumps(whole | wrong))
+        with pytest.raises(ValueError, match=rf"not a manifest of regard \({message}\)"):
+            Survey(tmp_path)
     for options, message in (
         ({"max_tokens": 0}, "max_tokens is 0; at least 1"),
         ({"shard_tokens": -1}, "shard_tokens is -1; at least 1"),
@@ -612,6 +643,42 @@ def test_a_survey_without_a_corpus_is_opened_and_others_are_errors(tmp_path, sur
         survey.run(shards=[99])
     with pytest.raises(ValueError, match="workers is 0"):
         survey.run(workers=0)
+
+
+def test_a_document_is_found_by_its_number_and_no_other_number_is_one(survey, tmp_path, model):
+    for n in range(3):
+        (tmp_path / f"{n}.jsonl").write_text('{"text": "import os"}\n' * (n + 2))
+    rows = started(tmp_path / "heads", tmp_path, model, shard_tokens=3)
+    assert len(rows) > 3
+    named = [f"{tmp_path / f'{n}.jsonl'}:{row}" for n in range(3) for row in range(1, n + 3)]
+    assert [rows.document(n) for n in range(9)] == named
+    for wrong in (-1, 9):
+        with pytest.raises(IndexError, match=f"there is no document {wrong}"):
+            rows.document(wrong)
+        with pytest.raises(IndexError, match=f"there is no document {wrong}"):
+            rows.text(wrong)
+
+
+def test_what_is_asked_for_once_for_each_of_many_heads_is_found_once(survey):
+    heads = survey.heads()
+    assert heads.layers is heads.layers
+    assert heads.head_numbers is heads.head_numbers
+
+
+def test_many_shards_are_not_gone_through_once_for_each(tmp_path, corpus, model):
+    survey, looked_up = started(tmp_path / "heads", corpus, model), []
+
+    class Number(int):
+        def __hash__(self):
+            looked_up.append(self)
+            return int.__hash__(self)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.shutdown()
+        with pytest.raises(RuntimeError, match="after shutdown"):
+            survey.run(pool, shards=[Number(n) for n in range(len(survey))])
+    assert len(survey) > 7
+    assert len(looked_up) <= 3 * len(survey)
 
 
 def test_a_damaged_file_or_one_of_another_survey_is_named(tmp_path, corpus, model, survey):
@@ -1015,3 +1082,41 @@ def test_the_picture_has_six_statistics_with_their_numbers(survey, tmp_path):
     with pytest.raises(ValueError, match="no document yet"):
         HeadSums.of_nothing().means()
     assert repr(survey.heads()).startswith("HeadSums(8 heads over 10 documents, ")
+
+
+def made_of(head_numbers, tmp_path, lost=None):
+    """Sums of one recording whose layers have heads of these numbers; ``lost`` has a NaN."""
+    layers = []
+    for at, own in enumerate(head_numbers):
+        q, k = (numbers(len(own), 40, 4, seed=2 * at + n) for n in range(2))
+        if lost is not None and lost[0] == at:
+            q[own.index(lost[1]), 3, 0] = np.nan
+        layers.append(Layer(q, k, causal=True, number=at, head_numbers=own))
+    Recording(list("abcd" * 10), layers).save(tmp_path / "a.safetensors")
+    survey = Survey(tmp_path / "heads", corpus=tmp_path / "a.safetensors")
+    survey.run(workers=1)
+    return survey.heads()
+
+
+def test_the_picture_has_heads_by_their_numbers_and_grey_where_there_is_none(tmp_path):
+    sums = made_of([(0, 1, 5), (1, 7)], tmp_path, lost=(0, 1))
+    axes = sums.plot().axes[3]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["H0", "H1", "H5", "H7"]
+    drawn, mean = axes.images[0].get_array(), sums.mean("entropy")
+    assert drawn.mask.tolist() == [[False, True, False, True], [True, False, True, False]]
+    np.testing.assert_array_equal(drawn.compressed(), mean[np.isfinite(mean)])
+    (lost,) = [text for text in axes.texts if text.get_text() == "–"]
+    assert lost.get_position() == (1, 0)
+    paper, colours = axes.get_facecolor(), axes.images[0].cmap(np.arange(256))
+    assert np.abs(colours - paper).max(1).min() > 0.2, "no colour of a number"
+
+
+def test_the_picture_of_many_heads_has_bars_of_colours_for_its_numbers(tmp_path):
+    figure = made_of([tuple(range(20))], tmp_path).plot()
+    assert len(figure.axes) == 12
+    for axes, bar in zip(figure.axes[:6], figure.axes[6:]):
+        assert not axes.texts
+        assert bar.get_ylim() == axes.images[0].get_clim()
+    assert figure.axes[6].get_ylim() == (0, 1)
+    labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    assert labels == [f"H{n}" for n in range(0, 20, 2)]

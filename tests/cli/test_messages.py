@@ -49,6 +49,8 @@ def test_a_file_that_is_no_text_is_refused_where_it_stops_being_one(regard, tmp_
     (tmp_path / "a.bin").write_bytes(b"abc\xff\xfe")
     message = refusal(regard("show", tmp_path / "a.bin"))
     assert message.endswith("a.bin: not a text; byte 3 is no UTF-8. Convert it to UTF-8 first.")
+    (tmp_path / "a.bin").write_bytes("\ufeffabc".encode() + b"\xff\xfe")
+    assert "byte 6 is no UTF-8" in refusal(regard("show", tmp_path / "a.bin"))
     (tmp_path / "b").write_bytes(b"abcdefghijklm\0")
     assert "b: not a text; byte 13 is zero" in refusal(regard("show", tmp_path / "b"))
 

@@ -5,12 +5,15 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from cli.conftest import start
+from recordings import numbers
+from regard.recording import Layer, Recording
 from regard.survey import Survey
 from tiny_model import TEXT
 
@@ -154,6 +157,63 @@ def test_the_picture_is_drawn_into_a_file(done, regard, tmp_path):
     wrong = regard("survey", done, "--plot", tmp_path / "a.txt")
     assert wrong.code == 2
     assert "Name it" in wrong.err
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("heads", "heads: the name has no ending; that of a figure is .pdf, .svg or .png."),
+        ("heads-3.5", "heads-3.5: the name does not end in .pdf, .svg or .png."),
+        ("", "the name has no ending"),
+        ("none/a.png", "none/a.png: No such file or directory"),
+    ],
+)
+def test_where_no_picture_can_be_nothing_is_computed(
+    name, message, corpus, model, regard, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    ran = regard("survey", corpus, "-o", "heads", "--model", model, *SIZES, "--plot", name)
+    assert ran.code in (1, 2)
+    assert message in ran.err
+    assert ran.err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_matplotlib_a_picture_is_refused_before_anything_is_computed(
+    corpus, model, regard, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    line = ["survey", corpus, "-o", tmp_path / "heads", "--model", model, *SIZES]
+    ran = regard(*line, "--plot", tmp_path / "a.png")
+    assert ran.code == 1
+    assert ran.err.startswith("regard: --plot needs matplotlib. Install it with pip install")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_picture_of_the_terminal_has_heads_by_their_numbers(regard, tmp_path):
+    layers = [
+        Layer(*numbers(2, 2, 9, 4, seed=n + 1), causal=True, number=n, head_numbers=own)
+        for n, own in enumerate([(0, 1), (1, 5)])
+    ]
+    Recording(list("abcabcabc"), layers).save(tmp_path / "a.safetensors")
+    survey = Survey(tmp_path / "heads", corpus=tmp_path / "a.safetensors")
+    survey.run(workers=1)
+    (a, b), (c, d) = survey.heads().mean("first")
+    lines = regard("survey", tmp_path / "heads").out.splitlines()
+    at = next(n for n, line in enumerate(lines) if line.startswith("      first"))
+    assert lines[at + 1].split()[:3] == ["H0", "H1", "H5"]
+    assert lines[at + 2][:21] == f"  L0   {a:.2f} {b:.2f}     "
+    assert lines[at + 3][:21] == f"  L1        {c:.2f} {d:.2f}"
+
+
+def test_names_of_files_are_shown_and_not_obeyed(model, regard, tmp_path):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a\x1b[31m\n.txt").write_text("")
+    (tmp_path / "texts" / "b\x1b[31m\n.txt").write_text(TEXT)
+    ran = regard("survey", tmp_path / "texts", "-o", tmp_path / "heads", "--model", model)
+    assert r"a\x1b[31m\n.txt" in ran.out
+    assert r"of b\x1b[31m\n.txt" in ran.out
+    assert "\x1b" not in ran.out
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,18 @@ def test_texts_are_read_as_they_are(tmp_path):
     assert texts == {str(tmp_path / "b.txt"): "", str(tmp_path / "a.txt"): "x\r\ny é"}
 
 
+def test_a_byte_order_mark_is_no_text_and_bytes_are_counted_with_it(tmp_path):
+    path, mark = tmp_path / "a.txt", "\ufeff".encode()
+    path.write_bytes(mark + b"x " + mark)
+    assert read_texts([path]) == {str(path): "x \ufeff"}
+    path.write_bytes(mark)
+    with pytest.raises(ValueError, match="No text to train on"):
+        read_texts([path])
+    path.write_bytes(mark + b"x\xff")
+    with pytest.raises(ValueError, match="byte 4 is no UTF-8"):
+        read_texts([path])
+
+
 def test_a_file_that_is_no_text_is_an_error(tmp_path):
     (tmp_path / "picture.png").write_bytes(b"ok\xff\xd8")
     with pytest.raises(ValueError, match=r"picture.png: not a text; byte 2 is no UTF-8. Leave"):

@@ -233,7 +233,7 @@ def given_text(argument: str, name: str) -> str:
 
 def _decoded(data: bytes, name: str) -> str:
     try:
-        text = data.decode("utf-8-sig")
+        text = data.decode().removeprefix("\ufeff")  # not by utf-8-sig, which counts from behind it
     except UnicodeDecodeError as error:
         raise InputError(
             f"{name}: not a text; byte {error.start} is no UTF-8. Convert it to UTF-8 first."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import glob
+import io
 import json
 import math
 import re
@@ -14,16 +15,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
 
 from regard._base.errors import ShapeError, UnsupportedError
-from regard._base.files import check_ending, quoted
+from regard._base.extras import needed_by
+from regard._base.files import check_place, quoted, replaced_when_complete
 from regard._base.tables import escaped
-from regard.cli._errors import CommandError, InputError, one_line
+from regard._showing.figure import check_name
+from regard.cli._errors import CommandError, InputError, one_line, writing
 from regard.cli._screen import Screen, busy, ink_on, percent, style
 from regard.cli._screen import colour as ramp
 from regard.heads._roles import shares_text
@@ -36,9 +38,7 @@ SHARD = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")
 PLAIN_SECONDS = 10  # between two lines, where there is no terminal
 NAMED = 5  # documents that are left out
 COLUMNS = ("first", "previous", "self", "induction", "entropy", "distance", "nucleus")
-PICTURES = ("first", "previous", "induction", "entropy", "distance", "nucleus")
 CELL = 5
-PICTURE_ENDINGS = (".png", ".pdf", ".svg")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +69,11 @@ def survey(paths: Sequence[str], options: SurveyOptions) -> None:
 
     if options.plot is not None:
         with _as_input():
-            check_ending(options.plot, PICTURE_ENDINGS, "a picture")
+            check_name(options.plot)
+        with writing():
+            check_place(options.plot)
+        with needed_by("--plot"):
+            import matplotlib  # noqa: F401 - before anything is computed
     if options.output is None:
         _show(Survey, paths, options)
         return
@@ -137,10 +141,7 @@ def _tell(made: Survey, options: SurveyOptions) -> int:
     if options.plot is not None:
         if not sums.documents:
             raise CommandError("there is no document yet, so there is nothing to draw.")
-        try:
-            sums.plot().savefig(options.plot, dpi=150)
-        except OSError as error:
-            raise CommandError(one_line(error)) from error
+        _draw(sums, options.plot)
     if options.json:
         sys.stdout.write(json.dumps(_document(made, sums, facts), indent=1) + "\n")
         return sums.documents
@@ -151,6 +152,13 @@ def _tell(made: Survey, options: SurveyOptions) -> int:
         _clearest(screen, made, sums)
         _picture(screen, sums)
     return sums.documents
+
+
+def _draw(sums: HeadSums, path: Path) -> None:
+    picture = io.BytesIO()
+    sums.plot().savefig(picture, format=path.suffix[1:].lower(), dpi=150)
+    with writing(), replaced_when_complete(path) as file:
+        file.write(picture.getbuffer())
 
 
 def _summary(screen: Screen, made: Survey, sums: HeadSums, facts: dict[int, Facts]) -> None:
@@ -176,7 +184,7 @@ def _summary(screen: Screen, made: Survey, sums: HeadSums, facts: dict[int, Fact
     ):
         if names:
             more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
-            shown = ", ".join(names[:NAMED]) + more
+            shown = ", ".join(map(escaped, names[:NAMED])) + more
             what = "1 document" if len(names) == 1 else f"{len(names):,} documents"
             screen.beside(f"{what}:", Text(f"{words}: {shown}"))
     if sums.not_finite:
@@ -219,7 +227,7 @@ def _clearest(screen: Screen, made: Survey, sums: HeadSums) -> None:
         line = f"  {name} L{key[0]}H{key[1]} {percent(share)}"
         if receivers := sums.top_receivers(*key):
             top = receivers[0]
-            place = Path(made.document(top.document)).name
+            place = escaped(Path(made.document(top.document)).name)
             line += f"  {top.token!r} at {top.position} of {place}, {percent(top.received)}"
         screen.line(line)
     if not best:
@@ -228,34 +236,38 @@ def _clearest(screen: Screen, made: Survey, sums: HeadSums) -> None:
 
 def _picture(screen: Screen, sums: HeadSums) -> None:
     """A row of cells for each layer, for each of some statistics side by side."""
-    widest = max(map(len, sums.head_numbers))
-    if 6 + widest * CELL > screen.width:
+    from regard.survey._plot import SHOWN, by_number, numbers_of
+
+    numbers = numbers_of(sums)
+    wide = max(len(numbers) * CELL, *map(len, SHOWN))
+    if 6 + wide > screen.width:
         screen.line()
         screen.line(Text("  --plot FILE.png draws the picture of so many heads.", style="dim"))
         return
-    together = max(1, (screen.width - 6) // (widest * CELL + 2))
-    for start in range(0, len(PICTURES), together):
-        names = PICTURES[start : start + together]
-        grids = [sums.mean(name) for name in names]
+    together = max(1, (screen.width - 6) // (wide + 2))
+    heads = "".join(f"H{number}".center(CELL) for number in numbers).ljust(wide)
+    for start in range(0, len(SHOWN), together):
+        names = SHOWN[start : start + together]
+        grids = [by_number(sums, name) for name in names]
         screen.line()
-        heading = "  ".join(name.ljust(widest * CELL) for name in names)
+        heading = "  ".join(name.ljust(wide) for name in names)
         screen.line(Text("      " + heading, style="bold"))
+        screen.line(Text("      " + "  ".join([heads] * len(names)), style="dim"))
         for at, layer in enumerate(sums.layers):
             line = Text(f"  L{layer}".ljust(6), style="dim")
-            for grid in grids:
+            for grid, top in grids:
                 for x in grid[at]:
-                    line.append_text(_cell(screen, x, grid))
-                line.append("  ")
+                    line.append_text(_cell(screen, x, top))
+                line.append(" " * (wide - len(numbers) * CELL + 2))
             screen.line(line)
 
 
-def _cell(screen: Screen, x: float, grid: np.ndarray) -> Text:
+def _cell(screen: Screen, x: float, top: float) -> Text:
     if math.isnan(x):
         return Text(" " * CELL)
-    share = x / max(1e-9, float(np.nanmax(grid)))
     shown = f"{x:.2f}" if x < 10 else f"{x:.0f}"
     if screen.has_colours:
-        paper = ramp(share)
+        paper = ramp(x / top)
         return Text(shown.center(CELL), style=style(ink_on(paper), paper))
     return Text(shown.center(CELL))
 

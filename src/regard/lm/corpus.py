@@ -25,7 +25,7 @@ TOPICS = "pydoc_data/topics.py"
 
 
 def read_texts(files: Iterable[str | Path]) -> dict[str, str]:
-    """The text of each file, by its path as given, in order.
+    """The text of each file, by its path as given, in order; without a byte order mark.
 
     Raises:
         FileNotFoundError: a file that is not there.
@@ -39,7 +39,7 @@ def read_texts(files: Iterable[str | Path]) -> dict[str, str]:
     for file in files:
         try:
             data = read_file(file, LIMIT_BYTES, "Cut it into several files.")
-            texts[str(file)] = data.decode("utf-8")
+            texts[str(file)] = data.decode().removeprefix("\ufeff")
         except UnicodeDecodeError as error:
             raise ValueError(
                 f"{file}: not a text; byte {error.start} is no UTF-8. "

@@ -264,6 +264,9 @@ def cut(
             rows[file] = _rows_of(file, column)
         except PermissionError as error:
             left_out.append(LeftOut(str(file), str(error.strerror)))
+        else:
+            if not len(rows[file].sizes):
+                left_out.append(LeftOut(str(file), "it has no rows"))
     _warn_of_models([own.model for own in rows.values() if own.model is not None])
     estimates = [
         own.sizes if own.kind == RECORDING else np.minimum(own.sizes // TOKEN_BYTES + 1, max_tokens)
@@ -407,7 +410,7 @@ def _text(source: Source, column: str) -> Read:
 
 
 def _decoded(data: bytes) -> str:
-    text = data.decode("utf-8-sig")
+    text = data.decode().removeprefix("\ufeff")  # not by utf-8-sig, which counts from behind it
     if "\0" in text:
         place = data.index(b"\0")
         raise ValueError(f"byte {place} is zero, so it is no text")

@@ -17,6 +17,13 @@ from regard.survey._corpus import Source
 NAME = "survey.json"
 FORMAT = 1
 REST = "dropped"  # the tokens of a document beyond max_tokens
+NEEDED: dict[str, dict[str, type]] = {  # what is read of each part, and its type
+    "versions": {},
+    "model": {"name": str},
+    "settings": {
+        "max_tokens": int, "every": int, "column": str, "documents": bool, "threads": int,
+    },
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +92,11 @@ class Manifest:
                 found = json.loads(file.read())
             if found["format"] != FORMAT:
                 raise ValueError(f"format {found['format']}; this regard reads {FORMAT}")
+            for part, types in NEEDED.items():
+                own = dict(found[part])
+                for name, kind in types.items():
+                    if type(own[name]) is not kind:
+                        raise TypeError(f"{name} is {own[name]!r}, and no {kind.__name__}")
             shards = tuple(
                 tuple(Source.of_json(source) for source in shard) for shard in found["shards"]
             )

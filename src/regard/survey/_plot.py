@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 SHOWN = ("first", "previous", "induction", "entropy", "distance", "nucleus")
 UNITS = {"entropy": "nats", "distance": "tokens", "nucleus": "keys"}
-MOST_NUMBERS = 16  # heads side by side with their numbers
+MOST_NUMBERS = 16  # heads side by side with their numbers; more have a bar of colours
+NOTHING = "0.75"  # a grey, which the colours do not have
 ACROSS = 3
 
 
@@ -27,32 +28,50 @@ def plot_sums(sums: HeadSums) -> Figure:
     with needed_by("HeadSums.plot"):
         from matplotlib.figure import Figure
 
-    heads, layers = max(map(len, sums.head_numbers)), len(sums.layers)
-    wide, high = max(2.6, 0.45 * heads) + 1, max(1.4, 0.34 * layers) + 0.8
+    numbers = numbers_of(sums)
+    numbered = len(numbers) <= MOST_NUMBERS
+    across, down = (0.45, 0.34) if numbered else (0.16, 0.16)  # inches of a cell
+    wide, high = max(2.6, across * len(numbers)) + 1, max(1.4, down * len(sums.layers)) + 0.8
     figure = Figure(figsize=(ACROSS * wide, 2 * high), layout="constrained")
     for axes, name in zip(figure.subplots(2, ACROSS).flat, SHOWN):
-        _draw(axes, name, sums)
+        _draw(axes, name, sums, numbers, numbered)
     figure.suptitle(f"{sums.documents:,} documents, {sums.tokens:,} tokens", fontsize=10)
     return figure
 
 
-def _draw(axes: Axes, name: str, sums: HeadSums) -> None:
-    grid = sums.mean(name)
-    unit = UNITS.get(name, "share of weight")
-    top = 1.0 if name not in UNITS else max(1e-9, float(np.nanmax(grid, initial=1e-9)))
-    axes.imshow(np.ma.masked_invalid(grid), cmap="magma", vmin=0, vmax=top, aspect="auto")
-    axes.set_title(f"{name}, {unit}", fontsize=9)
+def numbers_of(sums: HeadSums) -> list[int]:
+    """Numbers of the heads that any layer has: the columns of a picture."""
+    return sorted({number for own in sums.head_numbers for number in own})
+
+
+def by_number(sums: HeadSums, name: str) -> tuple[np.ndarray, float]:
+    """Means of a statistic by layer and number of the head, and what the brightest stands for.
+
+    NaN where a layer has no head of that number, or nothing was counted.
+    """
+    numbers, means = numbers_of(sums), sums.mean(name)
+    grid = np.full((len(sums.layers), len(numbers)), np.nan)
+    for row, own, values in zip(grid, sums.head_numbers, means):
+        row[np.searchsorted(numbers, own)] = values[: len(own)]
+    return grid, 1.0 if name not in UNITS else max(1e-9, float(np.nanmax(grid, initial=1e-9)))
+
+
+def _draw(axes: Axes, name: str, sums: HeadSums, numbers: list[int], numbered: bool) -> None:
+    grid, top = by_number(sums, name)
+    axes.set_facecolor(NOTHING)
+    shown = np.ma.masked_invalid(grid)
+    image = axes.imshow(shown, cmap="magma", vmin=0, vmax=top, aspect="auto")
+    axes.set_title(f"{name}, {UNITS.get(name, 'share of weight')}", fontsize=9)
     axes.set_yticks(range(len(sums.layers)), [f"L{n}" for n in sums.layers], fontsize=7)
-    numbers = sums.head_numbers[0]
-    same = all(own == numbers for own in sums.head_numbers)
-    step = max(1, len(numbers) // MOST_NUMBERS)
-    names = [f"H{n}" for n in numbers[::step]] if same else []
-    axes.set_xticks(range(0, len(numbers), step) if same else [], names, fontsize=7)
+    named = range(0, len(numbers), -(-len(numbers) // MOST_NUMBERS))
+    axes.set_xticks(named, [f"H{numbers[at]}" for at in named], fontsize=7)
     axes.tick_params(length=0)
-    if grid.shape[1] > MOST_NUMBERS:
+    if not numbered:
+        axes.figure.colorbar(image, ax=axes, aspect=30, pad=0.01).ax.tick_params(labelsize=7)
         return
-    for (at, h), x in np.ndenumerate(grid):
-        if np.isfinite(x):
-            text = f"{x:.2f}" if x < 10 else f"{x:.0f}"
-            ink = "black" if x > 0.6 * top else "white"
+    for at, own in enumerate(sums.head_numbers):
+        for h in np.searchsorted(numbers, own):
+            x = grid[at, h]
+            text = "–" if np.isnan(x) else f"{x:.2f}" if x < 10 else f"{x:.0f}"
+            ink = "white" if x <= 0.6 * top else "black"
             axes.text(h, at, text, ha="center", va="center", fontsize=6.5, color=ink)

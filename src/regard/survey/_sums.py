@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -174,12 +175,12 @@ class HeadSums:
 
     __hash__ = None  # type: ignore[assignment]
 
-    @property
+    @functools.cached_property  # of thousands of heads, asked for once for each
     def layers(self) -> tuple[int, ...]:
         """Numbers of the layers."""
         return tuple(sorted({layer for layer, _ in self._keys}))
 
-    @property
+    @functools.cached_property
     def head_numbers(self) -> tuple[tuple[int, ...], ...]:
         """Numbers of each layer's heads."""
         return tuple(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import functools
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
@@ -15,7 +17,7 @@ from regard.heads import HeadScores
 from regard.lm import LanguageModel
 from regard.recording import Recording
 from regard.survey import _run
-from regard.survey._corpus import RECORDING, cut, documents, found_files
+from regard.survey._corpus import RECORDING, Source, cut, documents, found_files
 from regard.survey._manifest import NAME, REST, Manifest, versions
 from regard.survey._models import BUILTIN, NO_MODEL, Own, Reader, is_own, loaded
 from regard.survey._run import Meter, Progress, Task
@@ -189,19 +191,19 @@ class Survey:
             ValueError: ``workers`` below 1, or more than one process for a model without a name;
                 a file in the place of a shard is damaged, or none of this survey.
         """
-        wanted = range(len(self)) if shards is None else [*shards]
+        wanted = {*range(len(self))} if shards is None else {*shards}
         if beyond := [number for number in wanted if not 0 <= number < len(self)]:
             raise IndexError(
-                f"survey: there is no shard {beyond[0]}; there are {len(self)}, 0 to"
+                f"survey: there is no shard {min(beyond)}; there are {len(self)}, 0 to"
                 f" {len(self) - 1}."
             )
         if workers is not None and workers < 1:
             raise ValueError(f"survey: workers is {workers}; at least 1 is needed.")
         facts = self.facts()  # a damaged file is told before anything is computed
-        missing = [number for number in self.missing() if number in {*wanted}]
+        missing = [number for number in self.missing() if number in wanted]
         _run.make_folders(self.folder, self.manifest.settings["documents"])
         _run.sweep(self.folder)
-        meter = self._meter({*wanted}, facts, progress)
+        meter = self._meter(wanted, facts, progress)
         if executor is not None:
             _run.run_on(self._task, missing, executor, meter)
             return
@@ -274,12 +276,8 @@ class Survey:
         Raises:
             IndexError: no such document.
         """
-        for shard in self.manifest.shards:
-            for source in shard:
-                row = number - source.first
-                if source.rows[0] <= row < source.rows[1]:
-                    return source.name(row)
-        raise IndexError(f"survey: there is no document {number}.")
+        source = self._source_of(number)
+        return source.name(number - source.first)
 
     def text(self, number: int) -> str | Recording[Any] | None:
         """A document itself: its text, or its recording; None where it cannot be read.
@@ -288,14 +286,26 @@ class Survey:
             IndexError: no such document.
             SurveyError: its file is not what it was.
         """
-        self.document(number)
-        for shard in self.manifest.shards:
-            for source in shard:
-                if source.rows[0] <= number - source.first < source.rows[1]:
-                    for read in documents(source, self.manifest.settings["column"]):
-                        if read.number == number:
-                            return read.text if read.recording is None else read.recording
+        for read in documents(self._source_of(number), self.manifest.settings["column"]):
+            if read.number == number:
+                return read.text if read.recording is None else read.recording
         return None
+
+    def _source_of(self, number: int) -> Source:
+        at = bisect.bisect(self._starts, number) - 1
+        if at < 0 or number - self._sources[at].first >= self._sources[at].rows[1]:
+            raise IndexError(f"survey: there is no document {number}.")
+        return self._sources[at]
+
+    @functools.cached_property
+    def _sources(self) -> list[Source]:
+        """Those of all shards, in the order of their documents' numbers."""
+        return [source for shard in self.manifest.shards for source in shard]
+
+    @functools.cached_property
+    def _starts(self) -> list[int]:
+        """Number of the first document of each source."""
+        return [source.first + source.rows[0] for source in self._sources]
 
 
 NONE = HeadSums.of_nothing()
