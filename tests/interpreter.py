@@ -7,8 +7,11 @@ done once in a process, which then interprets kernels and compiles none, types o
 once, and a signed integer that overflows is an error.
 """
 
+import contextlib
 import functools
+import sys
 import types
+from unittest import mock
 
 import numpy as np
 from triton import language
@@ -250,3 +253,52 @@ def _read_parameters_once():
     interpreter.inspect = types.SimpleNamespace(
         **vars(own) | {"getfullargspec": functools.cache(own.getfullargspec), "getcallargs": bound}
     )
+
+
+@contextlib.contextmanager
+def told_of_what_is_beyond(tensors, found):
+    """Adds to found the kernels, and the lines, that read or write beyond the tensors.
+
+    Args:
+        tensors: the list of those of the kernel that runs.
+        found: a set.
+    """
+    own = interpreter.InterpreterBuilder
+
+    def watched(name, places):
+        function = getattr(own, name)
+
+        def call(self, *arguments):
+            pointers, mask = (arguments[n] for n in places)
+            at, size = pointers.data[mask.data], pointers.get_element_ty().primitive_bitwidth // 8
+            inside = np.zeros(at.shape, bool)
+            for first, last in map(_extent, tensors):
+                inside |= (first <= at) & (at + size <= last)
+            if not inside.all():
+                found.add((name, _lines()))
+            return function(self, *arguments)
+
+        return mock.patch.object(own, name, call)
+
+    with contextlib.ExitStack() as patches:
+        patches.enter_context(watched("create_masked_load", (0, 1)))
+        patches.enter_context(watched("create_masked_store", (0, 2)))
+        patches.enter_context(watched("create_atomic_rmw", (1, 3)))
+        yield
+
+
+def _extent(x):
+    """The address of a tensor's first number, and the one after its last."""
+    span = sum((n - 1) * stride for n, stride in zip(x.shape, x.stride())) + 1 if x.numel() else 0
+    return x.data_ptr(), x.data_ptr() + span * x.itemsize
+
+
+def _lines():
+    """Those of the kernel that is at work, the innermost first."""
+    frame, found = sys._getframe(), []
+    while frame is not None:
+        _, _, path = frame.f_code.co_filename.rpartition("/_backends/")
+        if path.startswith("triton_"):
+            found.append(f"{path}:{frame.f_lineno}")
+        frame = frame.f_back
+    return tuple(found[:3])

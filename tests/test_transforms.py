@@ -5,9 +5,13 @@ import functools
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
 
 import regard
 from regard import Edit
+from regard._backends import kernel_ops  # noqa: F401 - which registers its operators
+from regard._backends.torch_ops import pack
+from regard._call.checks import read_call
 
 pytestmark = pytest.mark.usefixtures("by_both_backends")
 
@@ -323,13 +327,10 @@ def test_fake_tensors_get_shapes_without_computing():
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 def test_the_operators_are_registered_soundly(qkv):
     q, k, v = (x[:, :, :6].contiguous().requires_grad_() for x in qkv)
-    from regard._backends import kernel_ops, torch_ops  # noqa: F401
-    from regard._call import checks
-
     bias, sinks = torch.randn(6, 6, requires_grad=True), torch.randn(4, requires_grad=True)
     edits = [Edit(0, slice(1, 4), 2), Edit(None, 5, slice(3), 2.0)]
-    call = checks.read_call(q, k, v, causal=True, softcap=4.0, bias=bias, sinks=sinks, edits=edits)
-    values = torch_ops.pack(call)
+    call = read_call(q, k, v, causal=True, softcap=4.0, bias=bias, sinks=sinks, edits=edits)
+    values = pack(call)
     torch.library.opcheck(torch.ops.regard.attention.default, values)
     grad = torch.randn(2, 4, 6, 16, requires_grad=True)
     for needed in (0b11111, 0b01001):  # of query and bias alone
@@ -346,6 +347,38 @@ def test_the_operators_are_registered_soundly(qkv):
     values = [x.detach() if isinstance(x, torch.Tensor) else x for x in values]
     for needed in (0b11111, 0b01001):
         torch.library.opcheck(operator, [needed, grad.detach(), *saved, *values])
+
+
+def in_memory(operator, *values):
+    """The strides of an operator's results: as they are, and as torch's compiler is told."""
+    mode = FakeTensorMode()
+    fake = [mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in values]
+    with mode:
+        told = operator(*fake)
+    return [[x.stride() for x in tree_leaves(found)] for found in (operator(*values), told)]
+
+
+@pytest.mark.parametrize("options", [{"causal": True}, {"softcap": 2.0}], ids=["fused", "blocks"])
+def test_results_lie_in_memory_as_a_compiler_is_told(options):
+    ops = torch.ops.regard
+    inputs = torch.randn(3, 2, 40, 4, 8)
+    bias = torch.randn(40, 40)
+    for q, k, v in (inputs.transpose(2, 3), torch.randn(2, 40, 4, 24).transpose(1, 2).chunk(3, -1)):
+        for more in ({}, {"bias": bias}):
+            call = read_call(q, k, v, **options, **more)
+            values = pack(call)
+            saved = ops.kernel_attention(*values)
+            firsts = [q, k, v, call.bias if more else q.new_empty(0), q.new_empty(0)]
+            for operator, given in (
+                (ops.attention, values),
+                (ops.attention_backward, [15 if more else 7, q, *values]),
+                (ops.attention_double_backward, [*firsts, q, *values]),
+                (ops.kernel_attention, values),
+                (ops.kernel_attention_backward, [15 if more else 7, q, *saved, *values]),
+                (ops.kernel_attention_backward, [7, q / 0, *saved, *values]),  # by torch's path
+            ):
+                found, told = in_memory(operator, *given)
+                assert found == told, operator
 
 
 def test_tensors_of_another_default_device_or_dtype_do_not_matter(qkv):

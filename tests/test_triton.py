@@ -21,6 +21,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
 
 import fuzz
 import regard
@@ -28,7 +30,7 @@ import stand
 import test_attention as plain
 from definition import define
 from plain_formula import Errors
-from regard._backends import by_name, choose
+from regard._backends import by_name, choose, torch_ops
 from regard._backends import triton as backend_module
 from regard._call.options import OPTIONS as OPTIONS_OF_ATTENTION
 from regard._weights.statistics_cache import Place
@@ -163,6 +165,50 @@ def test_tensors_may_reach_beyond_32_bits(axis):
         return out, torch.autograd.grad(out, leaves, grad), asked, fused
 
     torch.testing.assert_close(everything(*far), everything(*near), rtol=0, atol=0)
+
+
+BESIDE_TILES = {
+    "plain": {}, "lengths": {"key_lengths": torch.tensor([97])},
+    "pairs": {"mask": torch.eye(70, 97) == 0, "bias": torch.ones(2, 70, 97),
+              "segments": (torch.arange(70) % 3, torch.arange(97) % 3)},
+}  # fmt: skip
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("name", BESIDE_TILES)
+def test_no_kernel_reads_or_writes_beyond_its_tensors(name, monkeypatch):
+    import interpreter
+
+    given, found, own = [], set(), triton_ops.launch
+
+    def launch(kernel, grid, *arguments, **options):
+        given[:] = [x for x in arguments if isinstance(x, torch.Tensor)]
+        own(kernel, grid, *arguments, **options)
+
+    for module in (triton_ops, triton_backward, triton_reduce):
+        monkeypatch.setattr(module, "launch", launch)
+    q, k, v = draw((1, 2, 70, 8), (1, 1, 97, 8), (1, 1, 97, 5))
+    q[0, 1, 5], v[0, 0, 96] = np.inf, np.nan
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    with interpreter.told_of_what_is_beyond(given, found):
+        out, weights = attend(*leaves, **BESIDE_TILES[name], return_weights=True)
+        torch.autograd.grad(out.nan_to_num().sum(), leaves)
+        weights.summary(topk=3, strongest=4, pool=(7, 5))
+        weights.pool((3, 9), how="mass")
+        weights[...]
+        attend(*(x.detach() for x in (q[:, :, :2], *(x.repeat(1, 1, 6, 1) for x in (k, v)))))
+    assert found == set()
+
+
+@pytest.mark.interpreted
+def test_dropout_of_keys_that_begin_near_the_end_of_32_bits():
+    q, k, v = draw((1, 1, 9, 8), (1, 1, 97, 8), (1, 1, 97, 8))
+    for start, step in ((2**31 - 64, 1), (2**31 - 63, 1), (2**40, 2)):
+        options = {"key_start": start, "query_start": start, "key_step": step}
+        options |= {"dropout": 0.5, "seed": 3}
+        found = attend(q, k, v, **options)
+        expected = regard.attention(q, k, v, **options, backend="torch")
+        torch.testing.assert_close(found, expected, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.interpreted
@@ -316,6 +362,24 @@ def test_top_keys_and_strongest_pairs(name):
     for n in (5, 80):
         found, expected = own.strongest(n), other.strongest(n)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.interpreted
+def test_a_block_of_very_many_small_matrices_is_computed_in_several_launches(monkeypatch):
+    """The third axis of a grid has 65,535 programs at most."""
+    q, k = draw((3, 2, 5, 4), (3, 2, 7, 4))
+    monkeypatch.setattr(triton_reduce, "MOST_PROGRAMS", 5)
+    weights, grids, own = [], [], triton_reduce.launch
+
+    def launch(kernel, grid, *arguments, **options):
+        grids.append(grid)
+        own(kernel, grid, *arguments, **options)
+
+    monkeypatch.setattr(triton_reduce, "launch", launch)
+    weights = regard.AttentionWeights(q, k, causal=True, backend="triton")[...]
+    assert grids == [(1, 1, 4), (1, 1, 2)]
+    expected = regard.AttentionWeights(q, k, causal=True, backend="torch")[...]
+    torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.interpreted
@@ -592,6 +656,37 @@ def test_what_torchs_fused_operator_has_wrong_is_computed_anew(name):
     expected = regard.attention(q, k, v, **FUSED[name], backend="torch")
     torch.testing.assert_close(found, expected, rtol=2e-6, atol=2e-6, equal_nan=True)
     assert torch.equal(found[0], plain[0])
+
+
+def told(operator, *given):
+    """The strides of an operator's results: those it has, and those that a compiler is told."""
+    mode = FakeTensorMode()
+    fake = [mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in given]
+    with mode:
+        expected = operator(*fake)
+    return [[x.stride() for x in tree_leaves(result)] for result in (operator(*given), expected)]
+
+
+@pytest.mark.interpreted
+def test_results_lie_in_memory_as_a_compiler_is_told(monkeypatch):
+    fused = torch_ops.scaled_dot_product_attention
+
+    def in_other_order(*arguments, **options):
+        return fused(*arguments, **options).transpose(1, 2).contiguous().transpose(1, 2)
+
+    monkeypatch.setattr(torch_ops, "scaled_dot_product_attention", in_other_order)
+    inputs = draw(*3 * [(2, 40, 4, 8)])
+    for q, k, v in (inputs, [x.transpose(1, 2) for x in inputs]):
+        call = regard._operator.attention.read_call(q, k, v, causal=True)
+        found, expected = told(triton_ops._fuse, *torch_ops.pack(call))
+        assert found == expected
+        bias = torch.zeros(call.sizes[3], call.sizes[4])
+        call = regard._operator.attention.read_call(q, k, v, bias=bias)
+        statistics = triton_ops.forward(call)
+        given = statistics[0], *statistics, *torch_ops.pack(call)
+        for needed in (7, 15):  # without the bias, and with it
+            found, expected = told(triton_ops._backward, needed, *given)
+            assert found == expected
 
 
 @pytest.mark.interpreted
@@ -952,6 +1047,8 @@ def test_kernels_are_built_for_gpus_that_are_not_there(monkeypatch, tmp_path):
     monkeypatch.setitem(script.TARGETS, "sm_90", (script.TARGETS["sm_90"][0], "UTCHMMA"))
     monkeypatch.setattr(script.triton_jit, "WITHOUT_FUSION", {})
     assert build() == ["0 registers spilled in a loop", "no UTCHMMA", "products fused with sums"]
+    monkeypatch.setitem(script.MEMORY, "sm_90", 1024)
+    assert re.fullmatch(r"\d+ bytes shared", build()[0])
 
 
 @pytest.mark.skipif(not INSTALLED, reason="it compiles with triton")
@@ -1098,6 +1195,10 @@ REFUSED = {
     "it takes torch tensors": (np.zeros((2, 3), np.float32), {}),
     "float64 is for the torch backend": (torch.zeros(2, 3, dtype=torch.float64), {}),
     "head sizes D and Dv go up to 256": (torch.zeros(2, 257), {}),
+    "scale is -1e\\+39, and it computes in float32": (torch.zeros(2, 3), {"scale": -1e39}),
+    "softcap is 1e\\+38, and it computes in float32": (torch.zeros(2, 3), {"softcap": 1e38}),
+    r"heads go up to 65535, these are \(65536, 1\)": (torch.zeros(65536, 1, 2, 3), {}),
+    r"heads go up to 65535, these are \(1, 65536\)": (torch.zeros(65536, 2, 3), {}),
 }
 
 
@@ -1121,6 +1222,23 @@ def test_without_triton_and_on_other_devices_it_says_so(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(regard.UnsupportedError, match="triton is not installed"):
         attend(*3 * [torch.zeros(2, 3)])
+
+
+@pytest.mark.interpreted
+def test_tensors_that_torch_has_yet_to_negate():
+    """Whose memory holds the numbers before that."""
+    q, k, v, x, y = draw(*5 * [(1, 2, 9, 4)])
+    negated = torch.complex(x, y).conj().imag
+    assert negated.is_neg()
+    for inputs in ((negated, k, v), (q, k, negated)):
+        with pytest.raises(regard.UnsupportedError, match=r"yet to negate a tensor; see resolve"):
+            attend(*inputs)
+    out, rows = attend(q, k, v, return_statistics=True)
+    found, expected = (
+        regard.attention_gradients(q, k, v, out, rows, grad, backend="triton")
+        for grad in (negated, negated.resolve_neg())
+    )
+    assert all(map(torch.equal, found[:3], expected))
 
 
 @pytest.mark.interpreted

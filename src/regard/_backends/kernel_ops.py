@@ -16,6 +16,7 @@ from regard._backends.kernel_plans import Plan
 from regard._backends.torch_gradients import INPUTS
 from regard._backends.torch_ops import (
     CALL_SCHEMA,
+    as_told,
     by_input,
     differentiable,
     differentiate_twice,
@@ -59,8 +60,7 @@ def _(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
 def _backward(
     needed: int, grad: Tensor, out: Tensor, maximum: Tensor, total: Tensor, *values: Any
 ) -> tuple[Tensor, ...]:
-    found = _gradients(needed, grad, out, maximum, total, *values)
-    return tuple(grad.new_empty(0) if x is None else x for x in found)
+    return as_told(grad, _gradients(needed, grad, out, maximum, total, *values))
 
 
 def _gradients(

@@ -240,14 +240,15 @@ def _forward(*values: Any) -> Tensor:
     exactly = _fuses_exactly(call)
     if exactly is None or exactly.all():
         out = fused(call)
-        return _by_blocks(call) if out is None else out
+        return _by_blocks(call) if out is None else out.contiguous()
     # Each batch element is computed as it would be alone.
     q, k, v = (_select(exactly, x) for x in (call.query, call.key, call.value))
     out, exact = (
         fused(call.changed(query=q, key=k, value=v)),
         _by_blocks(call),
     )
-    return exact if out is None else torch.where(exactly[:, None, None, None], out, exact)
+    mixed = exact if out is None else torch.where(exactly[:, None, None, None], out, exact)
+    return mixed.contiguous()
 
 
 def _select(chosen: Tensor, x: Tensor) -> Tensor:
@@ -270,13 +271,17 @@ def _(*values: Any) -> Tensor:
     products=(3, 2),
 )
 def _backward(needed: int, grad: Tensor, *values: Any) -> tuple[Tensor, ...]:
-    found = torch_gradients.gradients(unpack(*values), grad, names_of(needed))
-    return tuple(grad.new_empty(0) if x is None else x for x in found)
+    return as_told(grad, torch_gradients.gradients(unpack(*values), grad, names_of(needed)))
 
 
 @register_fake(_backward)
 def _(needed: int, grad: Tensor, *values: Any) -> tuple[Tensor, ...]:
     return empty_gradients(unpack(*values), names_of(needed))
+
+
+def as_told(grad: Tensor, found: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+    """Gradients in memory as torch's compiler is told of them, for which none is empty."""
+    return tuple(grad.new_empty(0) if x is None else x.contiguous() for x in found)
 
 
 def empty_gradients(call: Call, needed: Collection[str] = INPUTS) -> tuple[Tensor, ...]:
@@ -307,13 +312,7 @@ def _double_backward(
         None if call.bias is None else bias_dot,
         None if call.sinks is None else sinks_dot,
     )  # fmt: skip
-    dgrad, dq, dk, dv, dbias, dsinks = torch_gradients.second_gradients(call, grad, cotangents)
-    nothing = grad.new_empty(0)
-    return (
-        dgrad, dq, dk, dv,
-        nothing if dbias is None else dbias,
-        nothing.clone() if dsinks is None else dsinks,
-    )  # fmt: skip
+    return as_told(grad, torch_gradients.second_gradients(call, grad, cotangents))
 
 
 @register_fake(_double_backward)
@@ -321,7 +320,8 @@ def _(
     query_dot: Tensor, key_dot: Tensor, value_dot: Tensor, bias_dot: Tensor, sinks_dot: Tensor,
     grad: Tensor, *values: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    return torch.empty_like(grad), *empty_gradients(unpack(*values))
+    dgrad = torch.empty_like(grad, memory_format=torch.contiguous_format)
+    return dgrad, *empty_gradients(unpack(*values))
 
 
 def tensors_of(inputs: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

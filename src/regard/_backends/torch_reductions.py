@@ -19,6 +19,7 @@ from regard._backends.formula import WeightBlock
 from regard._backends.torch_gradients import INPUTS
 from regard._backends.torch_ops import (
     CALL_SCHEMA,
+    as_told,
     by_input,
     differentiable,
     empty_gradients,
@@ -175,7 +176,7 @@ def _reduce_backward(needed: int, grad: Tensor, out: Tensor, *inputs: Any) -> tu
         found = tuple(torch.zeros_like(getattr(call, n)) if n in names else None for n in INPUTS)
     if needed >> len(INPUTS) & 1:
         dx = _gradient_of_operand(asked, call, grad, backend, statistics)
-    return tuple(grad.new_empty(0) if x is None else x for x in (*found, dx))
+    return as_told(grad, (*found, dx))
 
 
 @register_fake(_reduce_backward)
@@ -183,7 +184,7 @@ def _(needed: int, grad: Tensor, out: Tensor, *inputs: Any) -> tuple[Tensor, ...
     asked, call, *_ = _read(inputs)
     dx = grad.new_empty(0)
     if needed >> len(INPUTS) & 1 and asked.x is not None:
-        dx = torch.empty_like(asked.x)
+        dx = torch.empty_like(asked.x, memory_format=torch.contiguous_format)
     return *empty_gradients(call, names_of(needed)), dx
 
 

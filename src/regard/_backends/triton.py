@@ -7,13 +7,15 @@ import math
 from typing import Any
 
 from regard._backends.gather import gather_weights
-from regard._backends.kernel import in_scores
+from regard._backends.kernel import LARGEST_NUMBER, in_scores
 from regard._backends.part_gradients import add_gradients
 from regard._base import loaded
 from regard._base.arrays import arrays_of, dtype_name, to_numpy
 from regard._call.call import Call
+from regard._call.options import REAL_NUMBERS
 
 LARGEST_HEAD = 256
+MOST_PROGRAMS = 2**16 - 1  # along the second and third axis of a grid
 DEVICES = ("cuda", "xpu")  # cuda is AMD's too
 
 
@@ -34,7 +36,7 @@ class Triton:
     def refuses(self, call: Call) -> str | None:
         if not call.is_torch:
             return "it takes torch tensors; convert with torch.from_numpy"
-        return _refuses_dtype(call) or _refuses_device(call) or _refuses_state(call)
+        return _refuses_numbers(call) or _refuses_device(call) or _refuses_state(call)
 
     def attention(self, call: Call, weights: bool) -> tuple[Any, tuple[Any, Any] | None]:
         from regard._backends import triton_ops
@@ -70,8 +72,9 @@ class Triton:
             xp, blocks_of = arrays_of(call.query), triton_reduce.weight_blocks
             add_gradients(xp, call, grad, delta, statistics, sums, blocks_of)
             return
+        given = grad.resolve_neg(), delta, statistics
         dtype = next(iter(sums.values())).dtype
-        found = triton_backward.gradients(call, grad, delta, statistics, sums.keys(), dtype)
+        found = triton_backward.gradients(call, *given, sums.keys(), dtype)
         for name, x in found.items():
             sums[name] += x
 
@@ -115,12 +118,17 @@ def _refuses_fusing(call: Call) -> str | None:
     return None
 
 
-def _refuses_dtype(call: Call) -> str | None:
+def _refuses_numbers(call: Call) -> str | None:
     if dtype_name(call.query) == "float64":
         return "it computes in float32; float64 is for the torch backend"
     sizes = call.query.shape[3], 0 if call.value is None else call.value.shape[3]
     if max(sizes) > LARGEST_HEAD:
         return f"its head sizes D and Dv go up to {LARGEST_HEAD}, these are {sizes}"
+    if max(sizes := call.sizes[:2]) > MOST_PROGRAMS:
+        return f"its batch and its heads go up to {MOST_PROGRAMS}, these are {sizes}"
+    for name in REAL_NUMBERS:
+        if abs(found := getattr(call, name) or 0.0) > LARGEST_NUMBER:
+            return f"{name} is {found}, and it computes in float32"
     return None
 
 
@@ -152,8 +160,11 @@ def _refuses_state(call: Call) -> str | None:
         return "it takes plain tensors"
     if torch._C._are_functorch_transforms_active():
         return "transforms of torch.func are for the torch backend"
-    if not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0:
-        return "it has no forward-mode derivative"
+    if not torch.compiler.is_compiling():
+        if torch.autograd.forward_ad._current_level >= 0:
+            return "it has no forward-mode derivative"
+        if any(x.is_neg() for x in call.tensors):
+            return "it reads memory, in which torch has yet to negate a tensor; see resolve_neg()"
     from regard._base.torch_state import is_exported_to_onnx, is_recorded
 
     if is_recorded() and is_exported_to_onnx():

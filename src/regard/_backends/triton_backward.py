@@ -21,10 +21,6 @@ from regard._backends.triton_ops import (
 from regard._call.call import Call
 from regard._call.contents import check_contents
 
-# Of the kernel for gradients that are not finite, which holds more sums; as many rows as make
-# products of the same instructions as those of the row statistics.
-SMALL_TILE = 64, 32, 4, 1
-
 
 def tile_of(
     head_size: int, *, is_narrow: bool, major: int = 0, of_keys: bool = False
@@ -41,6 +37,17 @@ def tile_of(
     if major == 9:
         return 128, 64 if of_keys else 128, 8, 2
     return 64, 32, 8, 2
+
+
+def small_tile_of(head_size: int, *, is_narrow: bool) -> tuple[int, int, int, int]:
+    """Of the kernel for gradients that are not finite, which holds more sums.
+
+    As many rows as make products of the same instructions as those of the row statistics, where 99
+    KB of memory that a program shares, as GPUs for games have it, are enough for them.
+    """
+    if is_narrow and head_size <= 128:
+        return 64, 32, 4, 1
+    return *tile_of(head_size, is_narrow=is_narrow, of_keys=True)[:3], 1
 
 
 def gradients(
@@ -112,8 +119,7 @@ def _launch(call: Call, grad: Tensor, of_rows: list[Tensor], found: dict[str, Te
                 **flags, BM=BM, BN=BN, num_warps=warps, num_stages=stages,
             )  # fmt: skip
         if "key" in found:
-            is_small = clean and not triton_jit.INTERPRETED
-            BM, BN, warps, stages = SMALL_TILE if is_small else tile(call, of_keys=True)
+            BM, BN, warps, stages = tile(call, of_keys=True, clean=clean)
             launch(
                 triton_gradients.of_keys, (-(-Lk // BN), Hkv, B),
                 found["key"], found["value"], *given, **flags,
@@ -137,11 +143,13 @@ def _units_of_slopes(call: Call, grad: Tensor) -> Tensor:
     return torch.where((bound > 0) & (bound < torch.inf), units, 1.0)
 
 
-def tile(call: Call, *, of_keys: bool) -> tuple[int, int, int, int]:
+def tile(call: Call, *, of_keys: bool, clean: bool = False) -> tuple[int, int, int, int]:
     """That of a call, for the gradient of keys and values or for that of queries."""
     if triton_jit.INTERPRETED:
         return 64, 64, 4, 1
     wide, is_narrow = max(call.query.shape[3], call.value.shape[3]), call.query.dtype.itemsize < 4
+    if clean:
+        return small_tile_of(wide, is_narrow=is_narrow)
     major = device_major(call.query.device)
     return tile_of(wide, is_narrow=is_narrow, major=major, of_keys=of_keys)
 

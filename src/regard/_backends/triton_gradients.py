@@ -177,13 +177,16 @@ def of_queries(
 
 
 @triton.jit
-def _seeing_rows(lo_ptr, hi_ptr, first_key, end_key, Lq, HAS_BOUNDS: tl.constexpr) -> Any:
+def _seeing_rows(lo_ptr, hi_ptr, first_key, end_key, Lq, Lk, HAS_BOUNDS: tl.constexpr) -> Any:
     """Rows that see some keys: the first, those from begin to end, which see all, and the last.
+
+    None sees all of a tile that ends beyond the keys.
 
     Returns:
         First, begin, end, last; end and last are after those.
     """
-    first, begin, end, last = 0, 0, Lq, Lq
+    first, begin, last = 0, 0, Lq
+    end = tl.where(end_key <= Lk, Lq, 0)
     if HAS_BOUNDS:
         seeing, seen = tl.full((CHUNK,), 1073741824, tl.int32), tl.zeros((CHUNK,), tl.int32)
         for start in range(0, Lq, CHUNK):
@@ -242,7 +245,7 @@ def of_keys(
     of_batch = wide_b * bounds_batch
     start = tl.program_id(0) * BN
     first, begin, end, last = _seeing_rows(
-        lo_ptr + of_batch, hi_ptr + of_batch, start, tl.minimum(start + BN, Lk), Lq, HAS_BOUNDS,
+        lo_ptr + of_batch, hi_ptr + of_batch, start, start + BN, Lq, Lk, HAS_BOUNDS,
     )  # fmt: skip
     # Tiles of rows, of which those from begin to end see all of the keys.
     first, end_row = first // BM * BM, last

@@ -96,12 +96,12 @@ def kept_of(
     if EACH:
         j = (start + tl.arange(0, BN)).to(tl.int64)[None, :] * key_step + first_key
         zero = tl.zeros((BM, BN), tl.uint32)
-        word = (j % 4).to(tl.int32)
-    else:  # four keys of each counter
-        j = (start + first_key).to(tl.int64) + 4 * tl.arange(0, BN // 4)[None, :]
+        counter, word = (j // 4).to(tl.uint32), (j % 4).to(tl.int32)
+    else:  # four keys of each counter, of which the first is a multiple of 4
         zero = tl.zeros((BM, BN // 4), tl.uint32)
-    counter = (j // 4).to(tl.uint32) + zero
-    i, head = i + zero, n.to(tl.uint32) + zero
+        counter = (start // 4 + tl.arange(0, BN // 4)).to(tl.uint32)[None, :]
+        counter += (first_key // 4).to(tl.uint32)
+    counter, i, head = counter + zero, i + zero, n.to(tl.uint32) + zero
     a, b, c, d = tl.philox_impl(counter, i, head, zero, low + zero, high + zero, 10)
     if EACH:
         words = tl.where(word < 2, tl.where(word == 0, a, b), tl.where(word == 2, c, d))
@@ -445,7 +445,7 @@ def intervals(
 
     By lengths, order, window and intervals.
     """
-    b, i = tl.program_id(1), tl.program_id(0) * BM + tl.arange(0, BM)
+    b, i = tl.program_id(1).to(tl.int64), tl.program_id(0) * BM + tl.arange(0, BM)
     inside, zeros = i < Lq, tl.zeros((BM,), tl.int64)
     if HAS_LENGTHS:
         length = tl.load(lengths_ptr + b * lengths_batch)
@@ -465,7 +465,7 @@ def intervals(
         low, high = tl.maximum(low, first), tl.minimum(high, last)
     high = tl.minimum(tl.maximum(high, 0), Lk)
     low = tl.minimum(tl.maximum(low, 0), high)
-    at = b.to(tl.int64) * Lq + i
+    at = b * Lq + i
     tl.store(low_ptr + at, low.to(tl.int32), mask=inside)
     tl.store(high_ptr + at, high.to(tl.int32), mask=inside)
 

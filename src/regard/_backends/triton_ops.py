@@ -19,6 +19,7 @@ from regard._backends.kernel_ops import with_statistics
 from regard._backends.torch_gradients import INPUTS
 from regard._backends.torch_ops import (
     CALL_SCHEMA,
+    as_told,
     empty_gradients,
     make_operator,
     map_one_by_one,
@@ -34,7 +35,6 @@ from regard._call.contents import check_contents
 
 LOG2_E = math.log2(math.e)
 LARGEST_PRODUCT = torch.finfo(torch.float32).max / 4
-SMALL_TILE = 64, 32, 4, 1  # of the kernel for values that are not finite, which holds more sums
 
 
 def bounds(call: Call) -> tuple[Tensor, Tensor] | None:
@@ -156,6 +156,14 @@ def tile_of(head_size: int, *, is_narrow: bool, major: int = 0) -> tuple[int, in
     return (128, 32, 8, 2) if major == 12 else (128, 64, 8, 3 if major == 9 else 2)
 
 
+def small_tile_of(head_size: int) -> tuple[int, int, int, int]:
+    """Of the kernel for values that are not finite, which holds more sums.
+
+    Of wide heads 64 rows would take minutes to compile.
+    """
+    return (64, 32, 4, 1) if head_size <= 128 else (32, 32, 8, 1)
+
+
 def _value_size(call: Call) -> int:
     return 0 if call.value is None else int(call.value.shape[3])
 
@@ -212,7 +220,8 @@ def _attend(call: Call, arguments: list[Any], flags: dict[str, bool], *, clean: 
     """
     B, Hq, _, Lq, _ = call.sizes
     flags = flags | {"HAS_STATISTICS": not clean}
-    BM, BN, warps, stages = SMALL_TILE if clean else tile(call)
+    wide = max(call.query.shape[3], _value_size(call))
+    BM, BN, warps, stages = small_tile_of(wide) if clean else tile(call)
     launch(
         triton_jit.attend, (-(-Lq // BM), Hq, B), *arguments, **widths_of(call), **flags,
         CLEAN=clean, BM=BM, BN=BN, num_warps=warps, num_stages=stages,
@@ -344,7 +353,7 @@ def _mend(call: Call, out: Tensor) -> None:
     widths = {"BD": width_of(q.shape[3]), "BDV": width_of(v.shape[3])}
     arguments, flags = _arguments(call, [out, q, q], bits)
     arguments[-1] = LARGEST_PRODUCT / (abs(call.scale) * q.shape[3])
-    BM, BN, warps, stages = SMALL_TILE
+    BM, BN, warps, stages = small_tile_of(q.shape[3])
     launch(
         triton_jit.attend, (-(-Lq // BM), Hq, B), *arguments, **widths,
         **flags | {"HAS_SIZES": True, "HAS_STATISTICS": False, "HAS_FLAG": False}, CLEAN=True,
@@ -365,7 +374,10 @@ def _fused(call: Call) -> Tensor:
 @without_gradient
 @make_operator("fused_attention", CALL_SCHEMA, "Tensor", products=(1, 1))
 def _fuse(*values: Any) -> Tensor:
-    return _fused(unpack(*values))
+    call = unpack(*values)
+    out = _fused(call)
+    told = new_output(call.query, call.value.shape[3], call.output_dtype)
+    return out if out.stride() == told.stride() else told.copy_(out)  # torch's are in any layout
 
 
 @register_fake(_fuse)
@@ -477,7 +489,7 @@ def _backward(
         # Each weight's gradient is infinite there: less another infinity it is NaN.
         delta = torch.where(grad.isfinite().all(-1), delta, torch.nan)
         found = triton_backward.gradients(call, grad, delta, (maximum, total), names)
-    return tuple(grad.new_empty(0) if found.get(n) is None else found[n] for n in INPUTS)
+    return as_told(grad, [found.get(name) for name in INPUTS])
 
 
 @register_fake(_backward)

@@ -10,6 +10,7 @@ from torch import Tensor
 from regard._backends import triton_jit, triton_weights
 from regard._backends.block_reductions import reduce_blocks
 from regard._backends.formula import WeightBlock
+from regard._backends.triton import MOST_PROGRAMS
 from regard._backends.triton_ops import (
     Scores,
     device_major,
@@ -287,16 +288,18 @@ def weight_blocks(xp: Arrays, call: Call, statistics: Statistics) -> Iterator[We
 
 
 def _logarithms(known: Known, out: Tensor, b: slice, h: slice, rows: slice, keys: slice) -> None:
+    """Fills a block, ``(b, h, rows, keys)``: at once, but for very many small matrices."""
     call, scores, (BM, BN, warps, _) = known.call, known.scores, tile(known.call)
-    place = [b.start, h.start, out.shape[1], rows.start, rows.stop, keys.start, keys.stop]
-    launch(
-        triton_weights.logarithms,
-        (_tiles(rows, BM), _tiles(keys, BN), out.shape[0] * out.shape[1]),
-        out, call.query, call.key, known.maximum, *known.limits, *known.others,
-        *out.stride()[:3], *known.strides, *scores.strides, *place,
-        known.heads[1], *scores.sizes, *scores.numbers, **scores.flags,
-        BM=BM, BN=BN, BD=width_of(call.query.shape[3]), num_warps=warps,
-    )  # fmt: skip
+    heads, each = out.shape[1], MOST_PROGRAMS // out.shape[1]
+    for n, part in enumerate(out.split(each)):
+        place = [b.start + n * each, h.start, heads, rows.start, rows.stop]
+        launch(
+            triton_weights.logarithms, (_tiles(rows, BM), _tiles(keys, BN), len(part) * heads),
+            part, call.query, call.key, known.maximum, *known.limits, *known.others,
+            *part.stride()[:3], *known.strides, *scores.strides, *place, keys.start, keys.stop,
+            known.heads[1], *scores.sizes, *scores.numbers, **scores.flags,
+            BM=BM, BN=BN, BD=width_of(call.query.shape[3]), num_warps=warps,
+        )  # fmt: skip
 
 
 def _tiles(part: slice, size: int) -> int:
