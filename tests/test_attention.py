@@ -341,6 +341,32 @@ class TestScaledDotProductAttention:
         with pytest.raises(TypeError, match=r"key is a builtins\.list; NumPy arrays"):
             regard.scaled_dot_product_attention(q, k, k, **options)
 
+    @pytest.mark.parametrize("x", ["yes", 1, None], ids=str)
+    @pytest.mark.parametrize("name", ["is_causal", "enable_gqa"])
+    def test_flags_are_bools_as_in_torch(self, name, x):
+        q = random(1, 5, 8)
+        said = f"^scaled_dot_product_attention: {name} is {x!r}; True or False"
+        with pytest.raises(TypeError, match=said):
+            regard.scaled_dot_product_attention(q, q, q, **{name: x})
+        on = regard.scaled_dot_product_attention(q, q, q, **{name: np.True_})
+        np.testing.assert_array_equal(
+            on, regard.scaled_dot_product_attention(q, q, q, **{name: True})
+        )
+
+    @pytest.mark.parametrize(
+        ("mask", "found"),
+        [
+            ([[True]], "a list"), (True, "a bool"), (np.float32(1), "a float32"),
+            (np.ones((5, 5), int), "int64"), (torch.ones(5, 5, dtype=torch.int32), "int32"),
+        ],
+        ids=str,
+    )  # fmt: skip
+    def test_what_is_no_mask_is_told_by_its_name_in_torch(self, mask, found):
+        q = random(1, 5, 8)
+        said = f"^scaled_dot_product_attention: attn_mask is {found}; an array of bools"
+        with pytest.raises(TypeError, match=said):
+            regard.scaled_dot_product_attention(q, q, q, mask)
+
 
 def test_threads_are_set_and_read_back():
     before = regard.get_num_threads()
@@ -357,6 +383,9 @@ def test_threads_are_set_and_read_back():
     assert fresh.stdout == "1\n"
     with pytest.raises(ValueError, match="threads is 0; at least 1 is needed"):
         regard.set_num_threads(0)
+    with pytest.raises(ValueError, match=r"threads is 2147483648; more than 2\*\*31 - 1"):
+        regard.set_num_threads(2**31)
+    assert regard.get_num_threads() == before
     with pytest.raises(TypeError, match=r"threads is float 2\.0; pass an int"):
         regard.set_num_threads(2.0)
 

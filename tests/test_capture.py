@@ -130,6 +130,16 @@ def test_calls_of_other_lengths_outside_modules_are_groups():
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_names_that_no_recording_has_are_attribute_errors(count):
+    with regard.record() as recording:
+        assert not hasattr(recording, "weigths")
+        x = X.reshape(1, 10, 4, 8).swapaxes(1, 2).expand(count, -1, -1, -1)
+        regard.attention(x, x, x)
+    with pytest.raises(AttributeError, match="'Recorded' object has no attribute 'weigths'"):
+        print(recording.weigths)
+
+
 def test_padding_of_a_batch_is_left_out():
     model = nn.TransformerEncoder(
         nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2, enable_nested_tensor=False

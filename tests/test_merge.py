@@ -587,6 +587,10 @@ ON_META = TENSORS[0].to("meta"), RowStatistics(*(x.to("meta") for x in TENSORS[1
         ([(np.ma.array(X), STATISTICS)], TypeError, "output of part 0 is MaskedArray; floating"),
         ([(X, RowStatistics(*(x.astype("f2") for x in STATISTICS)))], TypeError,
          "maximum of part 0 is float16, rounded more than shares may be; float32 or float64"),
+        ([(TENSORS[0], STATISTICS)], TypeError,
+         "output of part 0 is a tensor on cpu and its statistics a NumPy array; both must be"),
+        ([(X, TENSORS[1])], TypeError, "is a NumPy array and its statistics a tensor on cpu"),
+        ([(ON_META[0], TENSORS[1])], TypeError, "a tensor on meta and its statistics a tensor on"),
         ([TENSORS, ON_META], TypeError, "maximum of part 1 is on meta and that of part 0"),
     ],
 )  # fmt: skip

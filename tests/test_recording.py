@@ -146,6 +146,9 @@ def test_repr_tells_tokens_layers_heads_and_bytes():
         (lambda: layer(scale=float("nan")), ValueError, "scale is nan; it must be finite"),
         (lambda: layer(segments=np.zeros((2, 4), int)), regard.ShapeError, "one number each"),
         (lambda: layer(mask=numbers(4, 4)), TypeError, "mask is float32; a mask is bool"),
+        (lambda: Recording(None, [layer()]), TypeError, "tokens is a NoneType; a list with one"),
+        (lambda: Recording(TOKENS, None), TypeError, "layers is a NoneType; a list of Layer is"),
+        (lambda: Recording(TOKENS, [layer()], query_tokens=3), TypeError, "query_tokens is a int"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_recorded_is_said(make, error, message):

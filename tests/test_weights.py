@@ -365,6 +365,7 @@ def test_it_behaves_like_an_array():
     ("ask", "error", "message"),
     [
         (lambda w: w.received("median"), ValueError, "'median'; 'sum', 'seen', 'mean'"),
+        (lambda w: w.received(queries=3), TypeError, "queries is a int; a slice is needed"),
         (lambda w: w.pool(how="sum"), ValueError, "how is 'sum'; 'max' or 'mass'"),
         (lambda w: w.pool(64), TypeError, "size is 64; a pair of ints"),
         (lambda w: w.pool((0, 3)), ValueError, "each side must be at least 1"),
@@ -374,6 +375,8 @@ def test_it_behaves_like_an_array():
         (lambda w: w.topk(1.0), TypeError, "k is a float; an int is needed"),
         (lambda w: w.strongest(-1), ValueError, "n is -1; it must not be negative"),
         (lambda w: w.strongest("3"), TypeError, "n is a str; an int is needed"),
+        (lambda w: w.summary(topk="8"), TypeError, "k is a str; an int is needed"),
+        (lambda w: w.summary(only=3), TypeError, "only is a int; a list of names is needed"),
         (lambda w: w.summary(only="lse"), TypeError, r"a list of names is needed, as in \['lse'\]"),
         (lambda w: w.pool((True, True)), TypeError, r"size is \(True, True\); a pair of ints"),
     ],

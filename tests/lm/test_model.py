@@ -264,6 +264,29 @@ def test_negative_tokens_or_temperature_are_errors(tiny, tokens, temperature):
         tiny.generate("a", tokens, temperature=temperature)
 
 
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"tokens": 2.5}, TypeError, r"tokens 2\.5 is a float; an int is needed"),
+        ({"tokens": "3"}, TypeError, "tokens '3' is a str; an int is needed"),
+        ({"temperature": "a"}, TypeError, "temperature is a str; a number is needed"),
+        ({"seed": 1.5}, TypeError, r"seed 1\.5 is a float; an int is needed"),
+        ({"seed": -1}, ValueError, "seed is -1; it must not be negative"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_generated_is_told_at_once(tiny, options, error, said):
+    with pytest.raises(error, match=f"^generate: {said}"):
+        tiny.stream("a", **{"tokens": 3} | options)
+    assert tiny.generate("a", np.int64(3), temperature=np.float32(0)) == tiny.generate("a", 3)
+    assert len({tiny.generate("a", 9, temperature=9.0, seed=None) for _ in range(3)}) > 1
+
+
+def test_token_ids_that_are_no_list_are_an_error(tiny):
+    with pytest.raises(TypeError, match="Token ids are a int; a list of ints is needed"):
+        tiny.record_ids(5)
+
+
 def test_a_text_longer_than_memory_allows_says_how_long_it_may_be(tiny, monkeypatch):
     monkeypatch.setattr(regard.lm.memory, "free_bytes", lambda: 1_000_000)
     message = r"has 1,\d{3} tokens; reading them needs 0.0 GB.*\n  Give at most \d+ tokens"

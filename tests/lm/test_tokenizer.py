@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.lm import BytePairTokenizer, WordTokenizer
+from regard.lm import BytePairTokenizer, WordTokenizer, tokenizer
 
 # Seed 004 tokenizes this sentence; its set of words has no order, ours is that of appearance.
 SEED_004 = "How are you doing ? I am good and you ? I am fine, thank you ."
@@ -68,6 +68,21 @@ def test_a_word_id_outside_the_vocabulary_is_an_error(i):
         WordTokenizer(SEED_004).decode([i])
 
 
+@pytest.mark.parametrize("i", [2.0, True, "a"])
+def test_a_word_id_that_is_no_int_is_an_error(i):
+    with pytest.raises(TypeError, match=f"WordTokenizer: id {i!r} is a .*; an int is needed"):
+        WordTokenizer(SEED_004).decode([i])
+
+
+@pytest.mark.parametrize("text", [None, ["how"], b"how are you"], ids=str)
+def test_words_are_read_from_a_str_alone(text):
+    said = f"WordTokenizer: the text is of type {type(text).__name__}; a str is needed"
+    with pytest.raises(TypeError, match=said):
+        WordTokenizer(text)
+    with pytest.raises(TypeError, match=said):
+        WordTokenizer(SEED_004).encode(text)
+
+
 @pytest.mark.parametrize("text", ["", "   "])
 def test_no_word_to_know_is_an_error(text):
     with pytest.raises(ValueError, match="holds no word; give at least one"):
@@ -113,6 +128,24 @@ def test_training_byte_pairs_twice_gives_the_same_ids():
     assert [first.encode(t) for t in texts] == [second.encode(t) for t in texts]
 
 
+@pytest.mark.parametrize("sign", ["a", " ", "\u3000"])
+def test_a_run_without_a_word_is_trained_on_in_parts(sign):
+    found = BytePairTokenizer.train([sign * 20_000, "def " * 100], 300)
+    lengths = {len(found.bytes(i)) // len(sign.encode()) for i in range(len(found))}
+    assert 500 <= max(lengths) <= 1000
+    assert b"def" in {found.bytes(i).strip() for i in range(len(found))}
+    assert found.decode(found.encode(sign * 5000)) == sign * 5000
+
+
+def test_texts_without_such_runs_are_trained_on_as_they_are():
+    texts = ["x" * 1000 + " " * 1000 + "y" * 1000, "a\n\n b", ""]
+    assert [list(tokenizer._parts(text)) for text in texts] == [[text] for text in texts]
+    longer = "a b " + "x" * 2500 + "\t" * 1001 + "y"
+    parts = list(tokenizer._parts(longer))
+    assert "".join(parts) == longer
+    assert [len(part) for part in parts] == [1004, 1000, 1500, 2]
+
+
 def test_byte_pairs_are_saved_and_loaded(pairs, tmp_path):
     pairs.save(tmp_path / "tokenizer.json")
     loaded = BytePairTokenizer.load(tmp_path / "tokenizer.json")
@@ -133,6 +166,25 @@ def test_decoding_half_a_character_shows_a_replacement(pairs):
 def test_an_id_outside_the_vocabulary_is_an_error(pairs, i):
     with pytest.raises(ValueError, match=f"id {i} is outside the vocabulary, 0 to 264"):
         pairs.decode([i])
+
+
+@pytest.mark.parametrize("i", [2.0, True, "a"])
+def test_an_id_that_is_no_int_is_an_error(pairs, i):
+    with pytest.raises(TypeError, match=f"BytePairTokenizer: id {i!r} is a .*; an int is needed"):
+        pairs.decode([i])
+
+
+@pytest.mark.parametrize("text", [3, b"the cat"], ids=str)
+def test_byte_pairs_are_read_from_a_str_alone(pairs, text):
+    with pytest.raises(TypeError, match=f"the text is of type {type(text).__name__}; a str is"):
+        pairs.encode(text)
+
+
+def test_one_text_to_train_on_is_told_from_several():
+    with pytest.raises(TypeError, match=r"texts is one str; a list of texts is needed: \[text\]"):
+        BytePairTokenizer.train("the cat sat", 300)
+    with pytest.raises(TypeError, match=r"vocab_size 300\.0 is a float; an int is needed"):
+        BytePairTokenizer.train(["the cat sat"], 300.0)
 
 
 def test_a_vocabulary_without_room_for_the_bytes_is_an_error():

@@ -185,6 +185,10 @@ def test_a_wrong_last_axis_is_named_with_what_is_needed():
 def test_sizes_must_be_positive():
     with pytest.raises(ValueError, match="d_in is 0 and d_out 3; both must be positive"):
         SelfAttention(0, 3)
+    with pytest.raises(TypeError, match=r"SelfAttention: d_in is 3\.0, a float; an int is needed"):
+        SelfAttention(3.0, 2)
+    with pytest.raises(TypeError, match="SelfAttention: d_out is '2', a str; an int is needed"):
+        SelfAttention(3, "2")
 
 
 def test_a_module_without_known_projections_is_refused_by_its_names():

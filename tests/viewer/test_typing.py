@@ -323,6 +323,8 @@ def test_a_language_model_opens_a_page_that_it_reads_texts_of(model, monkeypatch
     assert len(opened) == 1
     with pytest.raises(ValueError, match=r"record\(text\).view\(\) shows it"):
         model.view("a" * (MAX_CHARACTERS + 1))
+    with pytest.raises(TypeError, match="view: the text is of type int; a str is needed"):
+        model.view(3)
 
 
 # In the browser.

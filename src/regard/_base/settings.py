@@ -7,6 +7,8 @@ from types import ModuleType
 from regard._base import loaded
 from regard._base.errors import MaterializeError
 
+MOST_THREADS = 2**31 - 1  # that torch and the kernels count
+
 _weights_bytes: float = 2e9
 _num_threads: int | None = None
 
@@ -84,7 +86,7 @@ def set_num_threads(threads: int) -> None:
 
     Raises:
         TypeError: not an int.
-        ValueError: less than one.
+        ValueError: less than one, or more than 2**31 - 1.
     """
     global _num_threads
     if not isinstance(threads, int) or isinstance(threads, bool):
@@ -93,6 +95,10 @@ def set_num_threads(threads: int) -> None:
         )
     if threads < 1:
         raise ValueError(f"set_num_threads: threads is {threads}; at least 1 is needed.")
+    if threads > MOST_THREADS:
+        raise ValueError(
+            f"set_num_threads: threads is {threads}; more than 2**31 - 1 cannot be counted."
+        )
     _num_threads = threads
     if (torch := loaded.torch) is not None:
         torch.set_num_threads(threads)

@@ -432,10 +432,10 @@ def _read_seed(seed: Any, query: Any) -> Any:
     return np.int64(seed)
 
 
-def read_flag(name: str, x: Any) -> bool:
+def read_flag(name: str, x: Any, function: str = "attention") -> bool:
     """A bool, also one of NumPy."""
     if not isinstance(x, (bool, np.bool_)):
-        raise TypeError(f"attention: {name} is {x!r}; True or False is needed.")
+        raise TypeError(f"{function}: {name} is {x!r}; True or False is needed.")
     return bool(x)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from regard._backends import Backend, Statistics, choose
 from regard._base import loaded
-from regard._base.arrays import dtype_name, is_tensor
+from regard._base.arrays import dtype_name, is_array, is_tensor
 from regard._base.autocast import is_autocast
 from regard._base.compiling import is_traced
 from regard._base.errors import ShapeError
@@ -27,7 +27,7 @@ from regard._base.types import (
     Window,
 )
 from regard._call.call import Call
-from regard._call.checks import given, kind_of, read_call, read_flag
+from regard._call.checks import FLOATS, given, kind_of, read_call, read_flag
 from regard._call.edits import Edit
 from regard._call.hints import unknown_option
 from regard._call.options import OPTIONS, Options
@@ -307,6 +307,8 @@ def scaled_dot_product_attention(
     """
     if unknown:
         raise unknown_option("scaled_dot_product_attention", unknown, _TORCHS, _OF_ATTENTION)
+    for name, x in (("is_causal", is_causal), ("enable_gqa", enable_gqa)):
+        read_flag(name, x, "scaled_dot_product_attention")
     q, k, v, options = torch_call(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
@@ -350,7 +352,14 @@ def _masked(mask: Any, q: Any, k: Any) -> dict[str, Any]:
     """The options that torch's ``attn_mask`` is."""
     if is_causal_bias(mask):
         return _causal(q, k, is_lower_right=_is_lower_right(mask, q, k))
-    return {"mask" if dtype_name(mask) == "bool" else "bias": mask}
+    of_library = is_tensor(mask) or is_array(mask)
+    found = dtype_name(mask) if of_library else f"a {type(mask).__name__}"
+    if found not in ("bool", *FLOATS):
+        raise TypeError(
+            f"scaled_dot_product_attention: attn_mask is {found}; an array of bools, True where a "
+            "query may attend, or of floating numbers, which are added to the scores, is needed."
+        )
+    return {"mask" if found == "bool" else "bias": mask}
 
 
 def _causal(q: Any, k: Any, is_lower_right: bool = False) -> dict[str, Any]:

@@ -176,6 +176,11 @@ def _check_arrays(n: int, part: Part, first: Part) -> None:
                 f"merge: {name} of part {n} has shape {tuple(x.shape)}, that of part 0"
                 f" {tuple(like.shape)}; the parts are of the same queries."
             )
+    if output is not None and _place(output) != _place(statistics[0]):
+        raise TypeError(
+            f"merge: the output of part {n} is {_place(output)} and its statistics"
+            f" {_place(statistics[0])}; both must be of one library and device."
+        )
     if output is not None and tuple(output.shape[:-1]) != tuple(statistics[0].shape):
         raise ShapeError(
             f"merge: the output of part {n} has shape {tuple(output.shape)} and its statistics"
@@ -187,3 +192,8 @@ def _check_arrays(n: int, part: Part, first: Part) -> None:
             " whole would be wrong. Merge within torch.no_grad(), and compute the gradients of each"
             " part with regard.attention_gradients."
         )
+
+
+def _place(x: Any) -> str:
+    """The library of an array and, of a tensor, its device."""
+    return f"a tensor on {x.device}" if is_tensor(x) else "a NumPy array"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, overload
 
 import numpy as np
@@ -13,6 +13,7 @@ from regard._base.types import ArrayT, FloatingT, IndexT, PoolHow, ReceivedHow
 from regard._call.call import Call
 from regard._weights.differentiable import differentiable, largest_with_gradient
 from regard._weights.linear import LinearForms
+from regard._weights.parts import part_of
 from regard._weights.questions import at_once, question
 from regard._weights.reductions import (
     Links,
@@ -172,7 +173,8 @@ class Reductions(LinearForms[ArrayT]):
 
         Source: Zhang et al. 2023 (H2O) for sums, Li et al. 2024 (SnapKV) for the last queries.
         """
-        part = self if queries is None else self._cut(queries)
+        rows = part_of("queries", queries, self._call.sizes[3])
+        part = self if queries is None else self._cut(rows)
         (found,) = part._ask(Received(part._call, how))
         return found
 
@@ -318,17 +320,21 @@ class Reductions(LinearForms[ArrayT]):
             TypeError: one name instead of a list.
         """
         call = self._call
+        if isinstance(topk, (int, np.integer)):
+            topk = min(topk, call.sizes[4])
         reductions: dict[str, Callable[[], Reduction]] = {
             "lse": lambda: PerQuery(call, "lse"),
             "entropy": lambda: PerQuery(call, "entropy"),
             "received": lambda: Received(call, "sum"),
             "distance": lambda: PerQuery(call, "distance"),
-            "topk": lambda: TopK(call, min(topk, call.sizes[4])),
+            "topk": lambda: TopK(call, topk),
             "strongest": lambda: Strongest(call, strongest),
             "pooled": lambda: Pool(call, pool, "max"),
         }
         if isinstance(only, str):
             raise TypeError(f"summary: only is a str; a list of names is needed, as in [{only!r}].")
+        if not isinstance(only, Iterable):
+            raise TypeError(f"summary: only is a {type(only).__name__}; a list of names is needed.")
         only = tuple(only)  # what gives its names once would be read twice
         if unknown := [name for name in only if name not in reductions]:
             raise ValueError(

@@ -67,8 +67,8 @@ class Recorded(Recording[Tensor]):
         return self._texts or (self,)
 
     def __getattr__(self, name: str) -> Any:  # called for what is not there yet
-        if name.startswith("__"):
-            raise AttributeError(name)
+        if name.startswith("__") or not hasattr(type(self), name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if self._unread is not None:
             self._take(self._unread())
             return getattr(self, name)

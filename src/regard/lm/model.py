@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,9 +16,10 @@ from regard._base.cache import KeyValueCache
 from regard._base.files import check_folder, open_file, replaced_when_complete
 from regard._base.rotary import rotate
 from regard._operator.attention import attention
+from regard._weights.parts import int_of
 from regard.lm.config import NORM_EPSILON, Config
 from regard.lm.memory import require_memory
-from regard.lm.tokenizer import BytePairTokenizer
+from regard.lm.tokenizer import BytePairTokenizer, require_text
 from regard.recording import Layer, Recording
 
 if TYPE_CHECKING:
@@ -210,12 +212,14 @@ class LanguageModel:
         """Mean of ``losses``: nats per token."""
         return float(self.losses(text).mean(dtype=np.float64))
 
-    def generate(self, text: str, tokens: int, *, temperature: float = 0.0, seed: int = 0) -> str:
+    def generate(
+        self, text: str, tokens: int, *, temperature: float = 0.0, seed: int | None = 0
+    ) -> str:
         """Continues ``text``; see ``stream``."""
         return "".join(self.stream(text, tokens, temperature=temperature, seed=seed))
 
     def stream(
-        self, text: str, tokens: int, *, temperature: float = 0.0, seed: int = 0
+        self, text: str, tokens: int, *, temperature: float = 0.0, seed: int | None = 0
     ) -> Iterator[str]:
         """Continues ``text`` piece by piece, whole characters only.
 
@@ -226,17 +230,25 @@ class LanguageModel:
             tokens: how many at most; fewer where the model ends the text.
             temperature: 0 takes the most likely token, and so does all below 1e-8; 1 draws from
                 the model's distribution.
-            seed: of the draws; the same seed gives the same text.
+            seed: of the draws; the same seed gives the same text, None another each time.
 
         Raises:
-            ValueError: ``text`` is empty, ``tokens`` or ``temperature`` negative.
-            TypeError, MaterializeError: as ``record``.
+            ValueError: ``text`` is empty, ``tokens``, ``temperature`` or ``seed`` negative.
+            TypeError: no str, no int, or no number.
+            MaterializeError: as ``record``.
         """
+        tokens = int_of("generate: tokens", tokens)
+        if isinstance(temperature, bool) or not isinstance(temperature, numbers.Real):
+            raise TypeError(
+                f"generate: temperature is a {type(temperature).__name__}; a number is needed."
+            )
         if tokens < 0 or not 0 <= temperature < np.inf:
             raise ValueError(
                 f"generate: tokens is {tokens} and temperature {temperature}; "
                 "both must be 0 or more, and finite."
             )
+        if seed is not None and int_of("generate: seed", seed) < 0:
+            raise ValueError(f"generate: seed is {seed}; it must not be negative.")
         self._read(text, more=tokens)
         return self._continue(text, tokens, temperature, np.random.default_rng(seed))
 
@@ -311,7 +323,9 @@ class LanguageModel:
         return qkv.reshape(len(qkv), 3, self.config.num_heads, -1).transpose(1, 2, 0, 3)
 
     def _require_ids(self, ids: Sequence[int], least: int) -> None:
-        """Raises ValueError for too few ids, or one outside the vocabulary."""
+        """Raises for no list, too few ids, or one that is none of the vocabulary."""
+        if not hasattr(ids, "__len__"):
+            raise TypeError(f"Token ids are a {type(ids).__name__}; a list of ints is needed.")
         if len(ids) < least:
             raise ValueError(
                 f"Token ids: {len(ids)} given, at least {least} needed; "
@@ -321,10 +335,7 @@ class LanguageModel:
             self.tokenizer.bytes(i)
 
     def _read(self, text: str, more: int = 0, vectors: int = 0) -> list[int]:
-        if not isinstance(text, str):
-            said = type(text).__name__
-            decoded = " Decode it: text.decode()." if isinstance(text, bytes) else ""
-            raise TypeError(f"The text is of type {said}; a str is needed.{decoded}")
+        require_text("The text", text)
         if not text:
             raise ValueError("The text is empty; at least one character is needed.")
         ids = self.tokenizer.encode(text, bos=True)

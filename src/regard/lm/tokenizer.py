@@ -5,18 +5,22 @@ from __future__ import annotations
 import builtins
 import difflib
 import functools
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regard._base.extras import needed_by
 from regard._base.files import read_file, replaced_when_complete
+from regard._weights.parts import int_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 BYTES = 256
 SHOWN = 12  # words of a tokenizer's repr
+LONGEST_WORD = 1000  # characters: the merges of a word take the square of its length
+LONG_RUN = re.compile(rf"(?<!\S)\S{{{LONGEST_WORD + 1},}}|(?<!\s)\s{{{LONGEST_WORD + 1},}}")
 
 
 class WordTokenizer:
@@ -29,6 +33,7 @@ class WordTokenizer:
         words: each id's, in order.
 
     Raises:
+        TypeError: ``text`` is no str.
         ValueError: ``text`` holds no word.
 
     >>> words = WordTokenizer("How are you doing ?")
@@ -63,6 +68,7 @@ class WordTokenizer:
         """Ids of the words of ``text``, between BOS and EOS where asked.
 
         Raises:
+            TypeError: ``text`` is no str.
             ValueError: a word that is not in the vocabulary; names the nearest known ones.
         """
         ids = [self._id(word) for word in _split(text)]
@@ -72,9 +78,11 @@ class WordTokenizer:
         """The sentence, capitalised; BOS and EOS are left out.
 
         Raises:
+            TypeError: an id that is no int.
             ValueError: an id outside the vocabulary.
         """
-        words = [self._word(i) for i in ids if i not in (self.bos, self.eos)]
+        found = [int_of("WordTokenizer: id", i) for i in ids]
+        words = [self._word(i) for i in found if i not in (self.bos, self.eos)]
         return " ".join(words).capitalize()
 
     def _id(self, word: str) -> int:
@@ -96,7 +104,15 @@ class WordTokenizer:
 
 
 def _split(text: str) -> list[str]:
+    require_text("WordTokenizer: the text", text)
     return text.lower().split()
+
+
+def require_text(what: str, text: object) -> None:
+    """Raises a TypeError where what is to be read is no text; ``what`` begins the message."""
+    if not isinstance(text, str):
+        decoded = " Decode it: text.decode()." if isinstance(text, bytes) else ""
+        raise TypeError(f"{what} is of type {type(text).__name__}; a str is needed.{decoded}")
 
 
 class BytePairTokenizer:
@@ -119,9 +135,17 @@ class BytePairTokenizer:
     def train(cls, texts: Iterable[str], vocab_size: int) -> BytePairTokenizer:
         """Merges the most frequent pairs of ``texts`` up to ``vocab_size`` ids, BOS included.
 
+        Of a word of more than 1,000 characters no pair is merged across each thousandth.
+
         Raises:
+            TypeError: one str instead of several, or a size that is no int.
             ValueError: ``vocab_size`` leaves no room for the 256 bytes and BOS.
         """
+        if isinstance(texts, str):  # whose characters would be texts
+            raise TypeError(
+                "BytePairTokenizer: texts is one str; a list of texts is needed: [text]."
+            )
+        vocab_size = int_of("BytePairTokenizer: vocab_size", vocab_size)
         if vocab_size <= BYTES:
             raise ValueError(
                 f"BytePairTokenizer: vocab_size {vocab_size} is too small; "
@@ -141,7 +165,7 @@ class BytePairTokenizer:
         trainer = BpeTrainer(
             vocab_size=vocab_size - 1, initial_alphabet=alphabet, show_progress=False
         )
-        tokenizer.train_from_iterator(texts, trainer)
+        tokenizer.train_from_iterator((part for text in texts for part in _parts(text)), trainer)
         return cls(tokenizer)
 
     @classmethod
@@ -182,8 +206,10 @@ class BytePairTokenizer:
         """Ids of ``text``, after BOS where asked.
 
         Raises:
+            TypeError: no str.
             ValueError: a lone surrogate, which stands for no bytes.
         """
+        require_text("BytePairTokenizer: the text", text)
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -201,8 +227,10 @@ class BytePairTokenizer:
         """The bytes that id ``i`` stands for: none for BOS.
 
         Raises:
+            TypeError: no int.
             ValueError: an id outside the vocabulary.
         """
+        i = int_of("BytePairTokenizer: id", i)
         if not 0 <= i < len(self):
             raise ValueError(
                 f"BytePairTokenizer: id {i} is outside the vocabulary, 0 to {self.bos}."
@@ -224,6 +252,16 @@ class BytePairTokenizer:
         signs = _byte_of_sign()
         tokens = (self._tokenizer.id_to_token(i) or "" for i in range(self.bos))
         return [*(bytes(signs[sign] for sign in token) for token in tokens), b""]
+
+
+def _parts(text: str) -> Iterator[str]:
+    """The text, cut inside of runs without an end of a word, as of a line of base64."""
+    start = 0
+    for run in LONG_RUN.finditer(text):
+        for end in range(run.start() + LONGEST_WORD, run.end(), LONGEST_WORD):
+            yield text[start:end]
+            start = end
+    yield text[start:]
 
 
 def _byte_of_sign() -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,6 +15,13 @@ from regard._call.hints import unknown_option
 OF_LAYER = dict.fromkeys(
     ("causal", "is_causal"), "It is the layer's own: give causal=True where the layer is made."
 )
+
+
+def check_counts(layer: str, **counts: object) -> None:
+    """Raises a TypeError for what is no integer, nor None."""
+    for name, x in counts.items():
+        if x is not None and (isinstance(x, bool) or not isinstance(x, numbers.Integral)):
+            raise TypeError(f"{layer}: {name} is {x!r}, a {type(x).__name__}; an int is needed.")
 
 
 def check_names(layer: str, more: tuple[Any, ...], unknown: Any, known: Iterable[str]) -> None:

@@ -16,7 +16,7 @@ from regard._base.rotary import rotate
 from regard._call.checks import read_call
 from regard._operator.attention import attention
 from regard.nn import conversion
-from regard.nn.checks import check_names, check_tensor
+from regard.nn.checks import check_counts, check_names, check_tensor
 
 if TYPE_CHECKING:
     from regard._base.types import Bool, Float, Int, NoOption, Segments
@@ -110,9 +110,9 @@ class MultiHeadAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        _check_counts(
-            embed_dim=embed_dim, num_heads=num_heads, num_kv_heads=num_kv_heads,
-            head_dim=head_dim, kdim=kdim, vdim=vdim,
+        check_counts(
+            "MultiHeadAttention", embed_dim=embed_dim, num_heads=num_heads,
+            num_kv_heads=num_kv_heads, head_dim=head_dim, kdim=kdim, vdim=vdim,
         )  # fmt: skip
         self.embed_dim, self.num_heads = embed_dim, num_heads
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
@@ -447,15 +447,6 @@ class MultiHeadAttention(nn.Module):
             text.append("causal=True")
         text += [f"{n}={getattr(self, n)}" for n, d in _DEFAULTS.items() if getattr(self, n) != d]
         return ", ".join(text)
-
-
-def _check_counts(**counts: object) -> None:
-    """Raises a TypeError for what is no integer, nor None."""
-    for name, x in counts.items():
-        if x is not None and (isinstance(x, bool) or not isinstance(x, numbers.Integral)):
-            raise TypeError(
-                f"MultiHeadAttention: {name} is {x!r}, a {type(x).__name__}; an int is needed."
-            )
 
 
 def _head_dim(embed_dim: int, num_heads: int, head_dim: int | None) -> int:

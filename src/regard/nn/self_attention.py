@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard._base.errors import ShapeError
 from regard._operator.attention import attention
-from regard.nn.checks import check_names, check_tensor
+from regard.nn.checks import check_counts, check_names, check_tensor
 from regard.nn.conversion import copied
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class SelfAttention(nn.Module):
         query, key, value: the projections, each a ``torch.nn.Linear(d_in, d_out)``.
 
     Raises:
+        TypeError: ``d_in`` or ``d_out`` is no int.
         ValueError: ``d_in`` or ``d_out`` is not positive.
 
     Example:
@@ -63,6 +64,7 @@ class SelfAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_counts("SelfAttention", d_in=d_in, d_out=d_out)
         if d_in < 1 or d_out < 1:
             raise ValueError(
                 f"SelfAttention: d_in is {d_in} and d_out {d_out}; both must be positive."

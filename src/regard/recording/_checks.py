@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,9 @@ def checked_texts(name: str, tokens: Sequence[str]) -> Sequence[str]:
 
 
 def checked_tokens(name: str, tokens: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(tokens, str):
-        raise TypeError(f"recording: {name} is one str; a list with one str per token is needed.")
+    if isinstance(tokens, str) or not isinstance(tokens, Iterable):
+        found = "one str" if isinstance(tokens, str) else f"a {type(tokens).__name__}"
+        raise TypeError(f"recording: {name} is {found}; a list with one str per token is needed.")
     tokens = tuple(tokens)
     for index, token in enumerate(tokens):
         if not isinstance(token, str):
@@ -37,6 +38,10 @@ def checked_tokens(name: str, tokens: Sequence[str]) -> tuple[str, ...]:
 def checked_layers(layers: Sequence[Layer[ArrayT]]) -> tuple[Layer[ArrayT], ...]:
     if isinstance(layers, Layer):
         raise TypeError("recording: layers is one Layer; a list is needed: [layer].")
+    if not isinstance(layers, Iterable):
+        raise TypeError(
+            f"recording: layers is a {type(layers).__name__}; a list of Layer is needed."
+        )
     layers = tuple(layers)
     for index, layer in enumerate(layers):
         if not isinstance(layer, Layer):

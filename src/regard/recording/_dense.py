@@ -194,6 +194,8 @@ def names_of(names: Sequence[str] | None, count: int) -> Sequence[str]:
     """The name of each layer's module, by default none."""
     if names is None:
         return [""] * count
+    if not hasattr(names, "__len__"):
+        raise TypeError(f"from_weights: names is a {type(names).__name__}; a list is needed.")
     if isinstance(names, str) or len(names) != count:
         told = "one str" if isinstance(names, str) else f"{len(names)} of them"
         raise ShapeError(f"from_weights: names is {told}; {count} layers need one each.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic
 
@@ -225,6 +225,10 @@ class Showings(Generic[ArrayT]):
             raise TypeError(
                 "figure: name one head, figure(layer, head), all of a layer, figure(layer), or"
                 " several, figure(heads=[(layer, head), ...])."
+            )
+        if not isinstance(heads, Iterable):
+            raise TypeError(
+                f"figure: heads is a {type(heads).__name__}; a list of (layer, head) is needed."
             )
         found = []
         for pair in heads:

@@ -89,12 +89,15 @@ def view_texts(
         The viewer, as ``view`` does.
 
     Raises:
+        TypeError: ``text`` is no str.
         ValueError: ``text`` is longer than the input can hold, or a port above 65535 or below 0.
         OSError: the port is taken.
     """
+    from regard.lm.tokenizer import require_text
     from regard.viewer._readings import MAX_CHARACTERS, Readings, reader_of
     from regard.viewer._server import Viewer
 
+    require_text("view: the text", text)
     if len(text) > MAX_CHARACTERS:
         raise ValueError(
             f"view: the text has {len(text):,} characters, and the input holds {MAX_CHARACTERS:,};"
