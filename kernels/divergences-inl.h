@@ -144,7 +144,10 @@ struct PairOfWeights {
   }
 };
 
-// Adds the terms of a tile to the sums of its rows: [4][rows].
+// Pairs whose terms are found in step: as many as the registers hold.
+constexpr int kInStep = REGARD_LANES == 16 ? 4 : 2;
+
+// Adds the terms of a tile to the sums of its rows: [4][rows], of the total variation twice.
 template <class E>
 static void add_divergences(const Divergences& x, const Side<E>& of_a, const Side<E>& of_b,
                             double* sums) {
@@ -160,19 +163,22 @@ static void add_divergences(const Divergences& x, const Side<E>& of_a, const Sid
         logs[2 * i + 1] = weights[2 * i + 1] = log_b(of_b.of[0].score(j + i, v));
       }
       exp2_each(weights);
-      for (int i = 0; i < 2 * unroll; ++i) weights[i] = logs[i] == -kInf<Real> ? V{} : weights[i];
-      for (int i = 0; i < 2 * unroll; i += 2) {
-        const PairOfWeights<Real> w{logs[i], logs[i + 1], weights[i], weights[i + 1]};
-        if (x.kl) sum[0] += w.divergence(w.log_a, w.log_b, w.a, w.b);
-        if (x.reverse_kl) sum[1] += w.divergence(w.log_b, w.log_a, w.b, w.a);
-        if (x.jensen_shannon) sum[2] += w.jensen_shannon();
-        if (x.total_variation) sum[3] += magnitude(w.a - w.b) * Real(0.5);
-      }
+      const auto add_terms = [&](int s, auto term) {  // together, then once to what is in memory
+        V found = {};
+        for (int i = 0; i < 2 * unroll; i += 2)
+          found += term(PairOfWeights<Real>{logs[i], logs[i + 1], weights[i], weights[i + 1]});
+        sum[s] += found;
+      };
+      typedef const PairOfWeights<Real>& P;
+      if (x.kl) add_terms(0, [](P w) { return w.divergence(w.log_a, w.log_b, w.a, w.b); });
+      if (x.reverse_kl) add_terms(1, [](P w) { return w.divergence(w.log_b, w.log_a, w.b, w.a); });
+      if (x.jensen_shannon) add_terms(2, [](P w) { return w.jensen_shannon(); });
+      if (x.total_variation) add_terms(3, [](P w) { return magnitude(w.a - w.b); });
     };
     const TileMask &a = of_a.seen, &b = of_b.seen;
     const int high = a.high[v] > b.high[v] ? a.high[v] : b.high[v];
     int j = a.low[v] < b.low[v] ? a.low[v] : b.low[v];
-    for (; j + 4 <= high; j += 4) add(j, std::integral_constant<int, 4>());
+    for (; j + kInStep <= high; j += kInStep) add(j, std::integral_constant<int, kInStep>());
     for (; j < high; ++j) add(j, std::integral_constant<int, 1>());
     for (int s = 0; s < 4; ++s)
       for (int i = 0; i < E::lanes; ++i) sums[s * E::rows + v * E::lanes + i] += double(sum[s][i]);
@@ -237,14 +243,15 @@ static void run_diverge(const void* pass, int64_t task, char* memory, const Stop
     if (!in_a && !in_b) continue;
     if (!in_a) mask_tile(a, keys);
     if (!in_b) mask_tile(b, keys);
-    add_divergences(x, a, b, sums);
+    if (x.kl || x.reverse_kl || x.jensen_shannon || x.total_variation)
+      add_divergences(x, a, b, sums);
     if (x.k && in_a) keep_strongest_keys(top, a, j0);
     if (x.k && in_b) keep_strongest_keys(top, b, j0);
   }
   double* const results[] = {x.kl, x.reverse_kl, x.jensen_shannon, x.total_variation};
   for (int i = 0; i < a.of[0].rows.count; ++i) {
     for (int s = 0; s < 4; ++s)
-      if (results[s]) results[s][row + i] = sums[s * E::rows + i];
+      if (results[s]) results[s][row + i] = sums[s * E::rows + i] * (s == 3 ? 0.5 : 1);
     if (x.overlap) x.overlap[row + i] = x.k ? overlap_of(top, a.of[0], b.of[0], i) : 1;
   }
 }

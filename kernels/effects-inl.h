@@ -215,6 +215,29 @@ static void add_term(const PairMatrix& x, const PairTerm& t, int64_t row, int64_
   });
 }
 
+// Sums several terms, and hands on each tile of keys of which any is unmasked: `each` as below.
+template <class E, class Each>
+static void sum_tiles(const PairMatrix& x, int64_t row, int64_t end, PairMemory<E>& m, Each each) {
+  const auto of_terms = [&](auto next) {
+    for (int64_t i = 0; i < x.term_count; ++i) {
+      m.m.rows = m.of[i].rows, m.m.normalisers = m.of[i].normalisers;
+      next(x.terms[i], m.of[i].rows);
+    }
+  };
+  of_terms([&](const PairTerm& t, Rows<E>& rows) {
+    start_term(x, t, row, end, m);
+    rows = m.m.rows;
+  });
+  m.streams = true;
+  for_tiles(x, [&](int64_t j0, int keys) {
+    Seen& seen = m.seen[j0 / kKeys] = Seen::nothing;
+    of_terms([&](const PairTerm& t, const Rows<E>&) {
+      add_tile(m, t, j0, keys, compute_tile(t, m, j0, keys, m.m.scores), m.m.scores);
+    });
+    if (seen != Seen::nothing) each(j0, keys, seen);
+  });
+}
+
 // Ends the values of a tile of the only term, while its numbers are near.
 template <class E>
 static void finish_tile(const PairTerm& t, PairMemory<E>& m, int64_t j0, int keys) {
@@ -234,6 +257,7 @@ template <class E, class Each>
 static void compute_values(const PairMatrix& x, int64_t row, int64_t end, PairMemory<E>& m,
                            Each each) {
   const PairTerm& t = x.terms[0];
+  if (sums_tiles(x)) return sum_tiles(x, row, end, m, each);
   m.streams = false;
   if (x.term_count > 1) {
     std::memset((void*)m.seen, 0, size_t(tiles_of(x.Lk)));

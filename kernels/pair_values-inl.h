@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <new>
 
 #include "reduce-inl.h"
 
@@ -88,10 +89,29 @@ static inline Reduce reduce_of(const PairTerm& t, int64_t k) {
   return r;
 }
 
+// Whether several terms are summed tile by tile: no number depends on the whole row.
+static bool sums_tiles(const PairMatrix& x) {
+  bool all = x.term_count > 1;
+  for (int64_t i = 0; i < x.term_count; ++i) all &= !is_effect(x.terms[i]);
+  return all;
+}
+
+// A tile of queries of one of several terms.
+template <class E>
+struct TermRows {
+  Rows<E> rows;
+  Normalisers<E> normalisers;
+
+  TermRows(int64_t words, Scratch& scratch) : normalisers(scratch) {
+    rows.q = scratch.take<typename E::Word>(words);
+  }
+};
+
 template <class E>
 struct PairMemory {
   typedef typename E::Real Real;
   ReduceMemory<E> m;  // a term's queries and normalisers; a tile of scores; top-k
+  TermRows<E>* of;    // [terms], where these are summed tile by tile
   Real* values;       // [Lk][rows], or one tile at a time
   Real* weights;      // likewise: of an effect; where `values` are if it is the only term
   Real* products;     // likewise: of gradient and value; [kKeys][rows] of output and value
@@ -116,6 +136,11 @@ struct PairMemory {
       products_of_rows |= is_effect(x.terms[i]) && !is_change(x.terms[i]);
     }
     m.rows.q = scratch.take<typename E::Word>(queries);
+    of = scratch.take<TermRows<E>>(sums_tiles(x) ? x.term_count : 0);
+    for (int64_t i = 0; sums_tiles(x) && i < x.term_count; ++i) {
+      const TermRows<E> term(queries, scratch);
+      if (!scratch.measures()) new (of + i) TermRows<E>(term);
+    }
     m.keys = scratch.take<typename E::Word>(words);
     m.lone = scratch.take<typename E::Word>(lone);
     values = scratch.take<Real>(keys * E::rows);
@@ -218,37 +243,32 @@ static Seen weigh_tile(const Problem& p, const Scaling<E>& scaling, const Reduce
   return all && m.rows.count == m.rows.vectors * E::lanes ? Seen::all : Seen::some;
 }
 
-// Adds a tile, times a coefficient, to the values of the same keys: what is masked in both stays.
-template <class E, bool all>
-static void add_pairs(const Rows<E>& rows, typename E::Real coefficient, int keys,
-                      const typename E::Real* tile, typename E::Real* values) {
-  typedef typename E::Real Real;
-  for (int j = 0; j < keys; ++j)
-    for (int v = 0; v < rows.vectors; ++v) {
-      const Vec<Real> x = *(const Vec<Real>*)(tile + j * E::rows + v * E::lanes);
-      Vec<Real>& sum = vector_at<E>(values, j, v);
-      if (all)
-        sum += x * coefficient;
-      else
-        sum = is_masked<Real>(x)     ? sum
-              : is_masked<Real>(sum) ? x * coefficient
-                                     : sum + x * coefficient;
-    }
-}
-
+// Adds the numbers of a tile of a term to the values of the same keys: what is masked in both
+// stays.
 template <class E>
 static void add_tile(PairMemory<E>& m, const PairTerm& t, int64_t j0, int keys, Seen seen,
                      const typename E::Real* tile) {
   typedef typename E::Real Real;
+  typedef Vec<Real> V;
   Seen& known = m.seen[j0 / kKeys];
-  Real* const values = m.values + m.at(j0);
   if (seen == Seen::nothing) return;
-  if (known == Seen::nothing)
+  const Real coefficient = Real(t.coefficient);
+  const auto each = [&](auto sum) {
     for (int j = 0; j < keys; ++j)
-      for (int v = 0; v < m.m.rows.vectors; ++v) vector_at<E>(values, j, v) = masked_pairs<Real>();
-  const bool all = known == Seen::all && seen == Seen::all;
-  (all ? add_pairs<E, true> : add_pairs<E, false>)(m.m.rows, Real(t.coefficient), keys, tile,
-                                                   values);
+      for (int v = 0; v < m.m.rows.vectors; ++v) {
+        V& value = vector_at<E>(m.values + m.at(j0), j, v);
+        value = sum(value, *(const V*)(tile + j * E::rows + v * E::lanes));
+      }
+  };
+  if (known == Seen::nothing)
+    each([&](V, V x) { return is_masked<Real>(x) ? x : x * coefficient; });
+  else if (known == Seen::all && seen == Seen::all)
+    each([&](V sum, V x) { return sum + x * coefficient; });
+  else
+    each([&](V sum, V x) {
+      const V added = is_masked<Real>(sum) ? x * coefficient : sum + x * coefficient;
+      return is_masked<Real>(x) ? sum : added;
+    });
   if (known != Seen::all) known = seen;
 }
 

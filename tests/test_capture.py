@@ -105,6 +105,15 @@ def test_weights_that_torch_returns_are_those_recorded():
     torch.testing.assert_close(recording.weights[0][:], weights[0], atol=1e-6, rtol=0)
 
 
+def test_weights_that_torch_returns_are_of_the_mask_whatever_the_hint_says():
+    layer = nn.MultiheadAttention(32, 4, batch_first=True).eval()
+    nearer = torch.arange(10.0).repeat(10, 1).masked_fill(torch.ones(10, 10).triu(1) > 0, -np.inf)
+    with regard.record() as recording:
+        _, weights = layer(X, X, X, attn_mask=nearer, is_causal=True, average_attn_weights=False)
+    torch.testing.assert_close(recording.weights[0][:], weights[0], atol=1e-6, rtol=0)
+    assert recording.layers[0].options["causal"] is True
+
+
 def test_regards_own_calls_are_recorded():
     layer = regard.nn.MultiHeadAttention(32, 4, 2, causal=True, window=(3, 0)).eval()
     with regard.record(values=True) as recording:
@@ -692,6 +701,72 @@ def test_what_is_wrong_is_said():
     with regard.record() as recording:  # nothing is left behind by any of them
         Blocks()(X)
     assert len(recording.layers) == 2
+
+
+class Interruption(BaseException):
+    """As one from the keyboard is, none that torch's hooks notice."""
+
+
+def test_a_pass_after_an_interrupted_one_begins_anew():
+    model, x = Blocks(), X
+
+    def interrupt(*given):
+        raise Interruption
+
+    def interrupted(module):
+        hook = module.register_forward_hook(interrupt)
+        with pytest.raises(Interruption):
+            model(x)
+        hook.remove()
+
+    with regard.record() as recording:
+        interrupted(model.blocks[0][0])
+        model(x)
+    assert [layer.name for layer in recording.layers] == ["blocks.0.1", "blocks.1.1"]
+    with regard.record():
+        interrupted(model.blocks[0][1])
+        with pytest.raises(regard.RecordingError, match="its queries are not the next ones"):
+            model(x)
+
+
+class Again(nn.Module):
+    """Calls itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = Attention()
+
+    def forward(self, x, times=2):
+        x = self.attention(x)
+        return self(x, times - 1) if times else x
+
+
+def test_a_model_that_calls_itself_is_one_pass():
+    with regard.record() as recording:
+        Again()(X)
+    assert recording.layer_numbers == (0, 1, 2)
+
+
+def test_a_hook_of_others_that_raises_leaves_the_names_as_they_are():
+    model = Blocks()
+
+    def refuse(module, given):
+        if isinstance(module, nn.Identity):
+            raise ValueError
+
+    def forward(block, x):
+        with contextlib.suppress(ValueError):
+            block[0](x)
+        return block[1](x)
+
+    model.forward = lambda x: [forward(block, x) for block in model.blocks]
+    hook = nn.modules.module.register_module_forward_pre_hook(refuse)
+    try:
+        with regard.record() as recording:
+            model(X)
+    finally:
+        hook.remove()
+    assert [layer.name for layer in recording.layers] == ["blocks.0.1", "blocks.1.1"]
 
 
 def test_the_modules_of_a_model_are_named_as_torch_names_them():

@@ -101,7 +101,8 @@ BAD_TYPES = {
     "integer q": (
         (x.astype(int), x, x),
         {},
-        "query is int64; floating numbers are needed (float16",
+        "query is int64; floating numbers are needed (float16, bfloat16, float32, float64). "
+        "Convert it, as in query.astype(np.float32).",
     ),
     "complex q": ((x.astype(complex),) * 3, {}, "query is complex128; floating numbers are needed"),
     "mixed dtypes": (

@@ -181,7 +181,13 @@ def test_an_option_of_the_scores_stands_in_the_files_that_contributing_names():
         ("softmax_scale", r"Here it is scale=\."),
         ("window_size", r"Here it is window=\(left, right\)\."),
         ("need_weights", r"Here it is return_weights=True, for \(output, weights\)"),
+        ("alibi_slopes", "Here it is bias= of numbers that are added, −slope · distance"),
+        ("cache_seqlens", r"Here it is key_lengths=\."),
+        ("p", r"Here it is dropout=\."),
+        ("op", r"Here it is backend=\."),
+        ("return_aux", r"Here it is return_statistics=True, for \(output, statistics\)"),
         ("enable_gqa", "Leave it out"),
+        ("deterministic", "Leave it out: equal input gives equal bits"),
         ("casual", r"Is causal meant\?"),
         (
             "temperature",
@@ -197,7 +203,7 @@ def test_an_option_by_another_name_is_told_its_name_here(name, said):
         TypeError, match=f"AttentionWeights: there is no option '{name}'. "
     ) as error:
         regard.AttentionWeights(x, x, **{name: True})
-    only_output = name in ("dropout_p", "need_weights", "temperature")
+    only_output = name in ("dropout_p", "p", "need_weights", "return_aux", "temperature")
     assert bool(re.search(said, str(error.value))) != only_output
 
 

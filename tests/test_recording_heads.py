@@ -57,7 +57,7 @@ def test_roles_are_found_by_number():
     found = Recording(TOKENS, [Layer(q, k, causal=True, number=4, head_numbers=(2, 6))]).heads()
     assert (found.role(4, 2), found.role(4, 6)) == ("previous token", "first token")
     assert found.role(-1, -1) == "first token"
-    with pytest.raises(IndexError, match="layer 0 was not recorded; there are 4"):
+    with pytest.raises(IndexError, match="layer 0 was not recorded; there is only 4"):
         found.role(0, 2)
     with pytest.raises(IndexError, match="head 0 was not recorded; there are 2, 6"):
         found.role(4, 0)
@@ -75,6 +75,9 @@ def test_a_table_has_a_line_for_each_head():
         "head", "L5H0", "L5H2", "L5H4", "L5H11", "L1H0", "L1H1", "L1H2", "L1H3",
     ]  # fmt: skip
     assert "received most" in lines[0]
+    names, *rows = recording.heads(receivers=0).table().splitlines()
+    assert names == lines[0].removesuffix("  received most")
+    assert all(line.startswith(row) and row == row.rstrip() for row, line in zip(rows, lines[1:]))
     assert f"{found.entropy[0, 3]:.3f}" in lines[4]
     assert "–" in lines[1]  # no token repeats: there is no induction
     assert "\x1b" not in found.table()

@@ -286,6 +286,24 @@ def test_an_interruption_leaves_nothing_behind():
     assert_left_alone(model)
 
 
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_steps_after_an_interrupted_one_are_watched(is_compiled):
+    model = Model()
+
+    def interrupt(*given):
+        hook.remove()
+        raise KeyboardInterrupt
+
+    if is_compiled:
+        model.compile(backend="eager")
+    hook = model.blocks[1].register_forward_hook(interrupt)
+    with regard.watch(model, every=1) as watch:
+        with pytest.raises(KeyboardInterrupt):
+            model(batch())
+        model(batch())
+    assert [found.step for found in watch.history] == [1]
+
+
 class Two(nn.Module):
     """torch's encoder and decoder, and another attention with more heads."""
 

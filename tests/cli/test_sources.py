@@ -35,17 +35,17 @@ def small_limit(monkeypatch):
 
 
 @posix
-@pytest.mark.parametrize("line", [["show"], ["view", "--no-open"]])
+@pytest.mark.parametrize("line", [["show"], ["heads"], ["view", "--no-open"]])
 def test_a_device_or_pipe_is_refused_with_the_way_to_pass_on_what_it_holds(regard, tmp_path, line):
     pipe = tmp_path / "a pipe"
     os.mkfifo(pipe)
     assert refusal(regard(*line, "/dev/zero")) == (
         "/dev/zero: a device, no file. Name a file, or pass on what it holds:"
-        " cat /dev/zero | regard show -"
+        f" cat /dev/zero | regard {line[0]} -"
     )
     assert refusal(regard(*line, pipe)) == (
         f"{pipe}: a pipe, no file. Name a file, or pass on what it holds:"
-        f" cat '{pipe}' | regard show -"
+        f" cat '{pipe}' | regard {line[0]} -"
     )
 
 
@@ -57,14 +57,15 @@ def test_a_link_that_leads_back_to_itself_is_no_text(regard, tmp_path, monkeypat
     assert refusal(regard("show", "one")) == "one: Too many levels of symbolic links"
 
 
+@pytest.mark.parametrize("line", [["show"], ["heads"], ["view", "--no-open"]])
 def test_a_file_above_the_limit_is_refused_with_a_part_of_it_as_the_way_out(
-    regard, tmp_path, small_limit
+    regard, tmp_path, small_limit, line
 ):
     path = tmp_path / "a b.txt"
     path.write_bytes(b"a" * 100_001)
-    assert refusal(regard("show", path)) == (
-        f"{path} holds more than 100.0 kB, the limit. Show a part of it:"
-        f" head -c 100000 '{path}' | regard show -"
+    assert refusal(regard(*line, path)) == (
+        f"{path} holds more than 100.0 kB, the limit. Take a part of it:"
+        f" head -c 100000 '{path}' | regard {line[0]} -"
     )
 
 

@@ -257,6 +257,12 @@ def test_a_damaged_file_is_told_before_anything_is_computed(corpus, model, done,
     assert "Remove it; the same command computes it again." in ran.err
 
 
+def test_a_survey_of_one_document_tells_of_one(model, tmp_path, regard):
+    (tmp_path / "a.txt").write_text(TEXT[:300])
+    line = ["survey", tmp_path / "a.txt", "-o", tmp_path / "heads", "--model", model]
+    assert regard(*line, "--workers", 1).out.startswith("1 document, ")
+
+
 @pytest.mark.parametrize("json", [[], ["--json"]])
 def test_a_survey_of_which_no_document_was_read_is_no_success(json, model, tmp_path, regard):
     (tmp_path / "texts").mkdir()

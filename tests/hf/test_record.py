@@ -390,6 +390,69 @@ def test_another_thread_runs_the_model_as_before_and_is_not_recorded(kind, monke
     assert "_attn_implementation_internal" not in vars(transformers.PreTrainedConfig)
 
 
+def test_another_thread_may_record_a_graph_of_a_model_that_is_on_regard():
+    found, ids = copy.deepcopy(model("gpt2")).requires_grad_(False), texts(1)
+    found.set_attn_implementation("regard")
+
+    def export():
+        given = {"use_cache": False, "return_dict": False}
+        return torch.export.export(found, (ids,), given, strict=False)
+
+    with ThreadPoolExecutor(1) as pool, torch.no_grad(), regard.hf.record(found) as recording:
+        found(ids)
+        assert pool.submit(export).result()
+    assert len(recording.tokens) == 20
+
+
+def test_tensors_without_numbers_are_refused():
+    found = copy.deepcopy(model("gpt2")).to("meta")
+    match = "transformer.h.0.attn cannot be recorded: .* on the device meta"
+    with pytest.raises(regard.UnsupportedError, match=match), regard.hf.record(found):
+        found(texts(1).to("meta"))
+
+
+def test_a_pass_after_an_interrupted_or_a_refused_one_begins_anew():
+    found, ids = copy.deepcopy(model("gpt2")), texts(1)
+
+    def raising(error):
+        def raise_it(*given):
+            raise error
+
+        return raise_it
+
+    hook = found.transformer.wte.register_forward_hook(raising(KeyboardInterrupt))
+    with torch.no_grad(), regard.hf.record(found) as recording:
+        with pytest.raises(KeyboardInterrupt):
+            found(ids)
+        hook.remove()
+        found(ids)
+        with pytest.raises(regard.RecordingError, match="its queries are not the next"):
+            found(ids)
+    assert [*recording.groups] == [""]
+    hook = found.register_forward_pre_hook(raising(ValueError("refused")))
+    with regard.hf.record(found, explain=lambda output: output.logits.sum()) as recording:
+        with pytest.raises(ValueError, match="refused"):
+            found(ids)
+        hook.remove()
+        found(ids)
+    assert recording.layers[0].gradient is not None
+
+
+def test_what_is_called_beside_the_modules_of_a_model_is_none_of_theirs():
+    found, ids = copy.deepcopy(model("gpt2")), texts(1)
+    found.transformer.h[0].mlp.more = regard.nn.MultiHeadAttention(32, 4)
+    found.transformer.h[0].mlp.register_forward_hook(lambda mlp, given, y: y + mlp.more(y))
+    x = torch.randn(1, 4, 20, 8)
+    left_out = pytest.warns(UserWarning, match="mlp.more is left out: MultiHeadAttention computes")
+    with left_out, torch.no_grad(), regard.hf.record(found) as recording:
+        found(ids)
+        regard.attention(x, x, x)
+    assert [*recording.groups] == [""]
+    assert [layer.name[-6:] for layer in recording.layers] == [
+        f"{n}.attn" for n in range(found.config.num_hidden_layers)
+    ]
+
+
 def test_configs_within_are_as_they_were(monkeypatch):
     found = copy.deepcopy(model("llama"))
     found.set_attn_implementation("eager")
@@ -562,6 +625,9 @@ def test_what_no_recording_holds_is_refused():
         found(ids)
         with pytest.raises(regard.RecordingError, match="its queries are not the next"):
             found(ids)
+    with torch.no_grad(), regard.hf.record(found):
+        with pytest.raises(regard.RecordingError, match="one generation with a cache"):
+            found.generate(ids, max_new_tokens=3, do_sample=False, use_cache=False)
     left_out = pytest.warns(UserWarning, match="layers 'encoder' are left out")
     with left_out, torch.no_grad(), regard.hf.record(model("bart")):
         beams = {"num_beams": 3, "max_new_tokens": 6}

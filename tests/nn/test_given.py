@@ -59,6 +59,15 @@ def test_torchs_way_of_calling_is_told_the_way(name, layer):
             layer(X, **{option: True})
 
 
+@layers
+@pytest.mark.filterwarnings("ignore:.*PyTorch API of nested tensors is in prototype:UserWarning")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_are_told_the_way(name, layer, layout):
+    x = torch.nested.nested_tensor([torch.rand(n, 8) for n in (3, 5)], layout=layout)
+    with pytest.raises(regard.UnsupportedError, match=f"{name}: x is a nested tensor; dense"):
+        layer(x)
+
+
 def test_what_stands_in_the_place_of_a_projection_takes_what_it_takes():
     class Doubled(torch.nn.Module):
         weight = "quantized"

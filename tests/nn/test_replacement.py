@@ -222,6 +222,37 @@ def test_a_refused_model_is_left_as_it_was():
     assert layer.activation_relu_or_gelu == 1
 
 
+class Final(nn.MultiheadAttention):
+    def __init_subclass__(cls, **options):
+        raise TypeError("Final has no subclasses")
+
+
+def test_a_class_that_refuses_to_be_derived_from_leaves_the_model_as_it_was(encoder):
+    encoder.layers[1].self_attn.__class__ = Final
+    with pytest.raises(TypeError, match="no subclasses"):
+        regard.nn.replace(encoder)
+    encoder.layers[1].self_attn.__class__ = nn.MultiheadAttention
+    assert is_torchs(encoder)
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
+def test_torchscript_is_left_to_torch():
+    class Heads(nn.Module):
+        def forward(self, x):
+            return F.scaled_dot_product_attention(x, x, x)
+
+    x = torch.randn(1, 2, 7, 8)
+    model = nn.Sequential(Heads(), torch.jit.trace(nn.Sequential(Heads()), x), nn.ReLU())
+    expected = model(x)
+    with regard.nn.replace(model) as replaced:
+        torch.testing.assert_close(model(x), expected, atol=2e-6, rtol=0)
+    assert replaced.replaced == {"0": 1}
+    assert list(replaced.left) == ["1.0"]
+    assert "TorchScript" in replaced.left["1.0"]
+    with pytest.raises(regard.UnsupportedError, match="no module of TopLevelTracedModule calls"):
+        regard.nn.replace(model[1])
+
+
 class Doubled(nn.Module):
     def forward(self, weight):
         return 2 * weight

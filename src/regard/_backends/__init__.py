@@ -134,4 +134,5 @@ def choose(call: Call, name: str) -> Backend:
         if reason is None:
             return backend
         refusals.append(f"\n  {backend.name}: {reason}.")
-    raise UnsupportedError("attention: no backend takes this call." + "".join(refusals))
+    found = "no backend takes" if name == "auto" else f"backend={name!r} does not take"
+    raise UnsupportedError(f"attention: {found} this call." + "".join(refusals))

@@ -91,9 +91,13 @@ def _check_place(name: str, x: Any, query: Any) -> None:
 
 
 def _check_floating(name: str, x: Any, of_bool: str = "") -> None:
-    """Raises a TypeError where x is not floating; ``of_bool``: the way out for bools."""
+    """Raises a TypeError where x is not floating; ``of_bool``: another way out for bools."""
     if dtype_name(x) not in FLOATS:
         more = of_bool if dtype_name(x) == "bool" else ""
+        if not more and dtype_name(x).startswith(("int", "uint", "bool")):
+            more = (
+                f" Convert it, as in {name}.{'float()' if is_tensor(x) else 'astype(np.float32)'}."
+            )
         if str(x.dtype).startswith(">f"):
             more = f" Its bytes are swapped: {name}.astype({name}.dtype.newbyteorder('='))."
         raise TypeError(

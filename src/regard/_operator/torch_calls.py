@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -86,6 +87,9 @@ class Sources:
     def _enter(self, module: Module, args: Any) -> None:
         if threading.get_ident() != self._thread:
             return
+        if self._stack and self._stack[0] is module and not is_running(module):
+            self._stack.clear()  # which an interruption left
+            self._fed.clear()
         if not self._stack:
             self._begun(module)
         self._stack.append(module)
@@ -93,10 +97,8 @@ class Sources:
         self.ran.add(module)
 
     def _leave(self, module: Module, args: Any, output: Any) -> None:
-        if threading.get_ident() != self._thread or not self._stack:
+        if threading.get_ident() != self._thread or not taken_away(self._stack, module):
             return
-        while self._stack and self._stack.pop() is not module:
-            pass
         del self._fed[len(self._stack) :]
         if not self._stack:
             self._ended(output)
@@ -190,6 +192,31 @@ class Running(Sources):
     def _ended(self, output: Any) -> None:
         if not self._is_given:
             self._end(output)
+
+
+def is_running(module: Module) -> bool:
+    """Whether a call of a module runs in this thread, beside the one that begins."""
+    frame, count = sys._getframe(1), 0
+    while frame is not None:
+        is_call = frame.f_code is Module._call_impl.__code__
+        count += is_call and frame.f_locals["self"] is module
+        frame = frame.f_back  # type: ignore[assignment]
+    return count > 1
+
+
+def taken_away(running: list[Module], module: Module) -> bool:
+    """Takes a module that ends from those that run, and those within it; whether it is there.
+
+    It is not where a hook of others raised before the one that would have noted it.
+    """
+    if running and running[-1] is module:
+        running.pop()
+        return True
+    if not any(one is module for one in running):
+        return False
+    while running.pop() is not module:
+        pass
+    return True
 
 
 def _is_projection(module: Module) -> bool:

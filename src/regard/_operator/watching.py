@@ -16,6 +16,26 @@ allowed: dict[int, dict[str, Any] | None] = {}
 _lock = threading.Lock()
 
 
+class Called:
+    """Tells in the block whose attention this thread calls.
+
+    Args:
+        module: as in ``modules``.
+        options: as in ``allowed``.
+    """
+
+    def __init__(self, module: Any, options: dict[str, Any] | None) -> None:
+        self._module, self._options = module, options
+
+    def __enter__(self) -> None:
+        thread = threading.get_ident()
+        modules[thread], allowed[thread] = self._module, self._options
+
+    def __exit__(self, *error: object) -> None:
+        thread = threading.get_ident()
+        del modules[thread], allowed[thread]
+
+
 @contextlib.contextmanager
 def watched(watcher: Watcher) -> Iterator[None]:
     """Lets a watcher look on in the block, at the calls of all threads."""
@@ -27,6 +47,3 @@ def watched(watcher: Watcher) -> Iterator[None]:
     finally:
         with _lock:
             watchers = tuple(one for one in watchers if one is not watcher)
-            if not watchers:
-                modules.clear()
-                allowed.clear()

@@ -147,7 +147,8 @@ class _Calls:
                 "record: explain does not see what torch.nn.MultiheadAttention computes where it "
                 "returns weights; call it with need_weights=False."
             )
-        quiet = {"need_weights": False, "dropout_p": 0.0, "training": False}
+        # Torch follows the mask where it returns weights, and else the hint that it is causal.
+        quiet = {"need_weights": False, "is_causal": False, "dropout_p": 0.0, "training": False}
         with torch.no_grad():  # once more, for its query and key
             within(function, named | quiet)
         return function(**named)

@@ -16,7 +16,7 @@ from torch.nn import Module
 
 from regard._base.errors import RecordingError, ShapeError, UnsupportedError
 from regard._operator import watching
-from regard._operator.torch_calls import Hook, Running, Sources, uncompiled
+from regard._operator.torch_calls import Hook, Running, Sources, is_running, taken_away, uncompiled
 from regard.capture._calls import (
     WITHOUT_NUMBERS,
     AreOfOne,
@@ -298,7 +298,8 @@ def model_followed(
         attending: modules of which the projections tell whose tokens queries and keys are.
         recorder: gets the calls.
     """
-    depth, thread, sources = 0, threading.get_ident(), Sources()
+    thread, sources = threading.get_ident(), Sources()
+    running: list[Module] = []  # of the roots
 
     @functools.cache
     def places_of(kind: Any) -> dict[str, Place]:  # of modules
@@ -307,7 +308,8 @@ def model_followed(
     def take(query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
         module: Any = watching.modules.get(threading.get_ident())
         kind: Any = type(module)
-        if module not in names:  # another model's is none of it
+        # Another model's is none of it, nor what another thread computes with this one.
+        if module not in names or threading.get_ident() != thread:
             return None
         if has_no_numbers(query, key):
             raise UnsupportedError(f"record: {names[module]} cannot be recorded: {WITHOUT_NUMBERS}")
@@ -316,20 +318,18 @@ def model_followed(
         return recorder.take(*own, query, key, value, options, are_of_one, allowed())
 
     def enter(module: Module, args: Any, kwargs: Any) -> None:
-        nonlocal depth
         if threading.get_ident() != thread:
             return
-        if depth == 0:
+        if running and running[0] is module and not is_running(module):
+            running.clear()  # which an interruption left
+        if not running:
             recorder.begin_pass()
-        depth += 1
+        running.append(module)
         note(module, args, kwargs)
 
     def leave(module: Module, args: Any, output: Any) -> None:
-        nonlocal depth
-        if threading.get_ident() == thread:
-            depth -= 1
-            if depth == 0:
-                recorder.end_pass(output)
+        if threading.get_ident() == thread and taken_away(running, module) and not running:
+            recorder.end_pass(output)
 
     hooks = []
     for root in roots:

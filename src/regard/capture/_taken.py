@@ -272,7 +272,7 @@ class Taken:
         return RecordingError(
             f"record: {self.name or 'the model'} computed attention again, and that is no further "
             f"step of one generation: {reason}. A recording holds one pass, or one generation "
-            "without beams; open another record for the next."
+            "with a cache and without beams; open another record for the next."
         )
 
     def layer(self, b: int) -> Layer[Any]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from regard._operator.torch_calls import Hook, Running, uncompiled
+from regard._operator.torch_calls import Hook, Running, is_running, uncompiled
 from regard.capture._calls import NOT_SEEN, calls_taken, is_in_backward, left_out
 from regard.capture._groups import group_names
 from regard.capture._measured import NonFinite
@@ -88,11 +88,15 @@ class Watch:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._thread = None
         self._attached.close()
-        while self._calls:  # which an interruption left
-            if (call := self._calls.pop()) is not None:
-                call.end()
+        self._end_interrupted()
         if kind is None and not self.steps and not self._has_warned:
             _warn(self._why_nothing())
+
+    def _end_interrupted(self) -> None:
+        """Ends the calls that an interruption left."""
+        while self._calls:
+            if (call := self._calls.pop()) is not None:
+                call.end()
 
     def __repr__(self) -> str:
         return (
@@ -126,6 +130,8 @@ class Watch:
             return
         if threading.get_ident() != self._thread:
             return
+        if self._calls and module._compiled_call_impl is None and not is_running(module):
+            self._end_interrupted()
         self._calls.append(self._begun())
 
     def _begun(self) -> _Call | None:
@@ -389,7 +395,7 @@ class _Around:
         self._watch._before(model, args, kwargs)
         try:
             output = self.compiled(*args, **kwargs)
-        except Exception:
+        except BaseException:
             self._watch._after(model, args, kwargs, None)
             raise
         self._watch._after(model, args, kwargs, output)

@@ -338,7 +338,7 @@ def survey(
     paths: Annotated[
         list[str],
         typer.Argument(
-            metavar="PATHS...",
+            metavar="PATHS",
             help="Text files, folders, patterns, .jsonl and .parquet files, or recordings. Without"
             " --output: the folder of a survey, to show.",
         ),
@@ -420,7 +420,7 @@ def survey(
 
 @app.command()
 def train(
-    files: Annotated[list[Path], typer.Argument(metavar="FILES...", help="Text files, in UTF-8.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILES", help="Text files, in UTF-8.")],
     output: Annotated[
         Path,
         typer.Option("--output", "-o", metavar="DIR", parser=_folder, help="Folder for the model."),

@@ -25,7 +25,7 @@ def heads(argument: str, model: ModelChoice, group: str | None, is_text: bool) -
     Raises:
         CommandError: with the line to print.
     """
-    recording = choose_group(read_recording(argument, model, is_text), group)
+    recording = choose_group(read_recording(argument, model, is_text, "heads"), group)
     if not recording.query_tokens:
         raise InputError(f"{argument}: a recording without queries has nothing to score.")
     with busy("Looking at what every head does"):

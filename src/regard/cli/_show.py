@@ -20,7 +20,7 @@ from regard._showing.steps import MATRICES, Steps
 from regard._weights.attention_weights import AttentionWeights
 from regard.cli import _heads, _links, _matrix
 from regard.cli._errors import InputError, one_line, reading, writing
-from regard.cli._screen import Screen, busy, label, labels_width, remark
+from regard.cli._screen import Screen, busy, counted, label, labels_width, remark
 from regard.cli._source import BUILTIN, ModelChoice, choose_group, read_recording
 from regard.heads import HeadScores, Telling
 from regard.recording import Recording, Words, WordWeights
@@ -143,11 +143,11 @@ def _text(recording: Recording, options: ShowOptions) -> Recording | Words:
 def _print(screen: Screen, shown: Shown, chosen: _links.ChosenToken | None, steps: bool) -> None:
     recording = shown.recording
     counts = {*map(len, shown.scores.head_numbers)}
-    heading = Text().append(_counted(len(recording.tokens), "token"), "bold")
+    heading = Text().append(counted(len(recording.tokens), "token"), "bold")
     if shown.unit == "words":
-        heading.append(f" in {_counted(len(shown.text.tokens), 'word')}")
-    heads = [*map(str, sorted(counts)[:-1]), _counted(max(counts), "head")]
-    heading.append(f", {_counted(len(shown.scores.layers), 'layer')} of {' or '.join(heads)}")
+        heading.append(f" in {counted(len(shown.text.tokens), 'word')}")
+    heads = [*map(str, sorted(counts)[:-1]), counted(max(counts), "head")]
+    heading.append(f", {counted(len(shown.scores.layers), 'layer')} of {' or '.join(heads)}")
     heading.append(f", model {escaped(recording.model)}" if recording.model else "")
     screen.lines(screen.wrapped(heading))
     if chosen is None and not steps:
@@ -170,11 +170,6 @@ def _print(screen: Screen, shown: Shown, chosen: _links.ChosenToken | None, step
         for line in lines:
             name, formula = line.split(maxsplit=1)
             screen.beside(f"  {name:8}", Text(formula))
-
-
-def _counted(count: int, what: str) -> str:
-    """``1 token`` or ``1,024 tokens``."""
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def _show_tokens(screen: Screen, shown: Shown) -> None:

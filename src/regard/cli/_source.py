@@ -58,13 +58,14 @@ class ModelChoice:
 BUILTIN = ModelChoice()
 
 
-def read_source(argument: str, is_text: bool = False) -> str | Recording:
+def read_source(argument: str, is_text: bool = False, command: str = "show") -> str | Recording:
     """The text, or the recording, that an argument of the command line stands for.
 
     Args:
         argument: ``-`` for standard input, the name of a file, the address of a recording, or a
             text.
         is_text: take it as a text, whatever it looks like.
+        command: that reads it, for the way out.
 
     Raises:
         InputError: a missing or unreadable file or address, one that is neither text nor recording,
@@ -85,26 +86,28 @@ def read_source(argument: str, is_text: bool = False) -> str | Recording:
             )
         return given_text(argument, "The text")
     if kind(mode):
-        raise InputError(_no_ordinary_file(argument, kind(mode)))
-    return _read_file(Path(argument))
+        raise InputError(_no_ordinary_file(argument, kind(mode), command))
+    return _read_file(Path(argument), command)
 
 
-def _no_ordinary_file(argument: str, found: str) -> str:
+def _no_ordinary_file(argument: str, found: str, command: str) -> str:
     if found == "a folder":
         return f"{argument}: a folder. Name one file in it; to show the word, add --text."
     return (
         f"{argument}: {found}, no file. Name a file, or pass on what it holds:"
-        f" cat {shlex.quote(argument)} | regard show -"
+        f" cat {shlex.quote(argument)} | regard {command} -"
     )
 
 
-def read_recording(argument: str, model: ModelChoice, is_text: bool) -> Recording:
-    """The recording of an argument; a model reads a text.
+def read_recording(
+    argument: str, model: ModelChoice, is_text: bool, command: str = "show"
+) -> Recording:
+    """The recording of an argument, as of ``read_source``; a model reads a text.
 
     Raises:
         CommandError: with the line to print.
     """
-    source = read_source(argument, is_text)
+    source = read_source(argument, is_text, command)
     require_text([source], model)
     return recorded(source, model)
 
@@ -244,8 +247,9 @@ def _decoded(data: bytes, name: str) -> str:
     return text
 
 
-def _read_file(path: Path) -> str | Recording:
-    way_out = f"Show a part of it: head -c 100000 {shlex.quote(str(path))} | regard show -"
+def _read_file(path: Path, command: str) -> str | Recording:
+    part = f"head -c 100000 {shlex.quote(str(path))}"
+    way_out = f"Take a part of it: {part} | regard {command} -"
     with reading():
         if path.suffix == RECORDING or _is_recording(path):
             return Recording.load(path)

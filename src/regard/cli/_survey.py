@@ -26,7 +26,7 @@ from regard._base.files import check_place, quoted, replaced_when_complete
 from regard._base.tables import escaped
 from regard._showing.figure import check_name
 from regard.cli._errors import CommandError, InputError, one_line, writing
-from regard.cli._screen import Screen, busy, ink_on, percent, style
+from regard.cli._screen import Screen, busy, counted, ink_on, percent, style
 from regard.cli._screen import colour as ramp
 from regard.heads._roles import shares_text
 
@@ -166,8 +166,8 @@ def _summary(screen: Screen, made: Survey, sums: HeadSums, facts: dict[int, Fact
     heads = sum(map(len, sums.head_numbers))
     of = "recordings" if model == "recordings" else f"model {escaped(model)}"
     screen.line(
-        f"{sums.documents:,} documents, {sums.tokens:,} tokens, {heads} heads in"
-        f" {len(sums.layers)} layers, {of}"
+        f"{counted(sums.documents, 'document')}, {counted(sums.tokens, 'token')},"
+        f" {counted(heads, 'head')} in {counted(len(sums.layers), 'layer')}, {of}"
     )
     if missing := len(made) - len(facts):
         screen.line(
@@ -185,7 +185,7 @@ def _summary(screen: Screen, made: Survey, sums: HeadSums, facts: dict[int, Fact
         if names:
             more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
             shown = ", ".join(map(escaped, names[:NAMED])) + more
-            what = "1 document" if len(names) == 1 else f"{len(names):,} documents"
+            what = counted(len(names), "document")
             screen.beside(f"{what}:", Text(f"{words}: {shown}"))
     if sums.not_finite:
         screen.line(

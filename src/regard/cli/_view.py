@@ -89,9 +89,9 @@ def view(argument: str | None, options: ViewOptions) -> None:
     _check_export(options)
     names = [_name(source, options.is_text) for source in sources]
     if options.other is None and options.export is None and options.explain is None:
-        _open(read_source(argument, options.is_text), names[0], options)
+        _open(read_source(argument, options.is_text, "view"), names[0], options)
         return
-    read = [read_source(source, options.is_text) for source in sources]
+    read = [read_source(source, options.is_text, "view") for source in sources]
     require_text(read, options.model)
     recordings = [recorded(source, options.model, options.explain) for source in read]
     chosen = choose_group(recordings[0], options.group)

@@ -283,14 +283,15 @@ class HeadScores:
         roles = [shares_text(self._named(*place)) for place in order]
         width = min(WIDEST_ROLE, max([4, *map(len, roles)])) + 2
         numbers = "".join(f"{name:>11}" for name in COLUMNS)
-        yield f"{'head':8}{'role':{width}}{numbers}  received most"
+        names = f"{'head':8}{'role':{width}}{numbers}"
+        yield f"{names}  received most" if self.receivers.shape[-1] else names
         for (at, h), role in zip(order, roles):
             values = (self[name][at, h] for name in COLUMNS)
             shown = "".join("          –" if np.isnan(x) else f"{x:11.3f}" for x in values)
             keys = zip(self.receivers[at, h, :SHOWN_KEYS], self.received[at, h])
             received = ", ".join(f"{j} {_quoted(self.tokens[j])} {x:.3f}" for j, x in keys)
             layer, head = self._at(at, h)
-            yield f"{f'L{layer}H{head}':8}{role:{width}}{shown}  {received}"
+            yield f"{f'L{layer}H{head}':8}{role:{width}}{shown}  {received}".rstrip()
 
     def __repr__(self) -> str:
         left_out = len(self.order) - MOST_LINES

@@ -127,13 +127,16 @@ def attention_function(
         options["scale"] = float(scaling)
     if dropout and module.training:
         options["dropout"] = dropout
+    found: Any
+    are_wanted = _weights.are_wanted(module, kwargs)
     if watching.watchers:
-        watching.modules[threading.get_ident()] = module
-        watching.allowed[threading.get_ident()] = allowed
-    if not _weights.are_wanted(module, kwargs):
-        output = attention(query, key, value, **options)
-        return output.transpose(1, 2).contiguous(), None
-    output, weights = attention(query, key, value, return_weights=True, **options)
+        with watching.Called(module, allowed):
+            found = attention(query, key, value, return_weights=are_wanted, **options)
+    else:
+        found = attention(query, key, value, return_weights=are_wanted, **options)
+    if not are_wanted:
+        return found.transpose(1, 2).contiguous(), None
+    output, weights = found
     if sinks is not None:
         weights = weights.part(columns=slice(sinks.shape[-1], None))
     if "sinks" in options and _weights.are_before_sinks(type(module).__module__):

@@ -92,7 +92,7 @@ class Inputs:
         _, *parameters = _parameters(kind)
         given = dict(zip(parameters, args)) | kwargs
         calls = self._calls.setdefault(module, Calls())
-        if isinstance(ids := given.get("input_ids"), Tensor) and ids.ndim == 2:
+        if isinstance(ids := given.get("input_ids"), Tensor) and ids.ndim == 2 and not ids.is_meta:
             calls.ids.append(ids.detach().cpu())
         calls.has_embeddings |= given.get("inputs_embeds") is not None
         if (pictures := _pictures.pictures_of(given)) is not None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard._base.arrays import dtype_name
 from regard._base.autocast import is_autocast
+from regard._base.errors import UnsupportedError
 from regard._call.hints import unknown_option
 
 OF_LAYER = dict.fromkeys(
@@ -49,12 +50,18 @@ def check_tensor(layer: str, name: str, x: Any, weight: Any) -> None:
 
     Raises:
         TypeError: no tensor, or one of another dtype.
+        UnsupportedError: a nested tensor.
     """
     if not isinstance(x, Tensor):
         kind = f"{type(x).__module__}.{type(x).__qualname__}"
         raise TypeError(
             f"{layer}: {name} is a {kind}; a torch tensor is needed, as in"
             f" torch.as_tensor({name}).float()."
+        )
+    if x.is_nested:
+        raise UnsupportedError(
+            f"{layer}: {name} is a nested tensor; dense tensors are needed. Pad it,"
+            f" {name}.to_padded_tensor(0.0), and hide the padding by key_lengths=."
         )
     if not isinstance(weight, Tensor) or not weight.is_floating_point():
         return

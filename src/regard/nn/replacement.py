@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
+from torch.jit import ScriptModule
 from torch.nn import Module, MultiheadAttention, TransformerEncoder, TransformerEncoderLayer
 from torch.nn.utils.parametrize import is_parametrized
 
@@ -19,6 +20,7 @@ from regard._operator.torch_calls import Running, TorchAttention, uncompiled
 
 WEIGHTS = "returns weights, which torch computes past its operator: need_weights=False"
 NESTED = "is called with nested tensors, which torch computes past its operator: pad them"
+SCRIPTED = "is TorchScript, whose calls stay torch's: replace what it was made of"
 OF_ANY_CLASS = ("__dict__", "__weakref__")
 OPERATOR = "scaled_dot_product_attention"
 # What lets torch's layers go past their attention in evaluation, and what forbids it.
@@ -142,6 +144,9 @@ def replace(model: Module) -> Replaced:
         is_computed = _calls_operator(kind)
         if is_computed:
             report.replaced[name] = 0
+        elif issubclass(kind, ScriptModule):
+            if hasattr(module, "forward") and OPERATOR in str(module.graph):
+                report.left[name] = SCRIPTED
         elif "Attention" in kind.__name__ and not any(module.children()):
             report.left[name] = f"{kind.__name__} does not call torch's operator"
         is_quick = any(issubclass(kind, quick) for quick, *_ in QUICK_WAYS)
@@ -153,8 +158,12 @@ def replace(model: Module) -> Replaced:
             "regard.patch_torch() finds the calls of other functions while it runs; a model of "
             'Hugging Face takes model.set_attn_implementation("regard") after import regard.hf.'
         )
-    for name, module in changed:
-        _change(module, report, name)
+    try:
+        for name, module in changed:
+            _change(module, report, name)
+    except BaseException:  # of a class that refuses to be derived from
+        report.undo()
+        raise
     return report
 
 
@@ -199,6 +208,8 @@ def _is_changed(module: Any) -> bool:
 def _calls_operator(kind: Any) -> bool:
     if issubclass(kind, MultiheadAttention):
         return True
+    if issubclass(kind, ScriptModule):  # whose forward is no function
+        return False
     code = getattr(kind.forward, "__code__", None)
     return code is not None and OPERATOR in code.co_names
 
