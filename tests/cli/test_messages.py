@@ -194,6 +194,11 @@ def test_help_is_given_without_any_command(regard):
         assert regard(name, "--help").code == 0
 
 
+def test_the_usage_says_once_that_there_may_be_several(regard):
+    for name in ("survey", "train"):
+        assert regard(name, "--help").out.splitlines()[0].count("...") == 1
+
+
 @pytest.mark.parametrize(
     ("left_out", "said"),
     [

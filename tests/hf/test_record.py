@@ -625,9 +625,9 @@ def test_what_no_recording_holds_is_refused():
         found(ids)
         with pytest.raises(regard.RecordingError, match="its queries are not the next"):
             found(ids)
-    with torch.no_grad(), regard.hf.record(found):
-        with pytest.raises(regard.RecordingError, match="one generation with a cache"):
-            found.generate(ids, max_new_tokens=3, do_sample=False, use_cache=False)
+    cached = pytest.raises(regard.RecordingError, match="one generation with a cache")
+    with torch.no_grad(), regard.hf.record(found), cached:
+        found.generate(ids, max_new_tokens=3, do_sample=False, use_cache=False)
     left_out = pytest.warns(UserWarning, match="layers 'encoder' are left out")
     with left_out, torch.no_grad(), regard.hf.record(model("bart")):
         beams = {"num_beams": 3, "max_new_tokens": 6}
