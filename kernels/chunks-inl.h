@@ -226,7 +226,8 @@ static int64_t collect_bytes(const Reduce& r) {
 // Merges the heatmaps of a head's chunks, takes logarithms, and sets bins without a visible pair to
 // NaN; `seen` has room for a row of bins.
 template <class E, bool mass>
-static void collect_heatmap(const Reduce& r, int64_t head, bool has_nan, uint8_t* seen) {
+__attribute__((hot, noinline)) static void collect_heatmap(const Reduce& r, int64_t head,
+                                                           bool has_nan, uint8_t* seen) {
   typedef typename E::Real Real;
   const Problem& p = *r.problem;
   const int64_t chunks = chunks_of<E>(r), height = p.Lq;
@@ -315,8 +316,10 @@ static void collect_linear(const Reduce& r, int64_t head) {
   }
 }
 
+// But for heatmaps it takes no time: it is compiled for size.
 template <class E>
-static void run_collect(const void* pass, int64_t task, char* memory, const Stop&) {
+__attribute__((cold)) static void run_collect(const void* pass, int64_t task, char* memory,
+                                              const Stop&) {
   typedef typename E::Real Real;
   const Reduce& r = *(const Reduce*)pass;
   const Problem& p = *r.problem;

@@ -187,7 +187,8 @@ static void add_divergences(const Divergences& x, const Side<E>& of_a, const Sid
 
 // The keys of a row's k strongest, in their order; returns how many have a weight.
 template <class E>
-static int64_t strongest_keys(const Reduce& r, ReduceMemory<E>& m, int row) {
+__attribute__((noinline)) static int64_t strongest_keys(const Reduce& r, ReduceMemory<E>& m,
+                                                        int row) {
   const int64_t n = best_of_row(r, m, row);
   std::sort(m.candidates + row * m.room(r), m.candidates + row * m.room(r) + n, ByKey());
   return n;

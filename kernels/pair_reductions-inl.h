@@ -361,7 +361,8 @@ static void run_reduce_pairs(const void* pass, int64_t task, char* memory, const
 
 // Merges a row of bins of the chunks whose rows it has, in memory of four rows of numbers.
 template <class E>
-static void collect_bins(const PairMatrix& x, int64_t row, double* memory) {
+__attribute__((hot, noinline)) static void collect_bins(const PairMatrix& x, int64_t row,
+                                                        double* memory) {
   typedef typename E::Real Real;
   typedef FoldLargest<Real> Largest;
   const int64_t C = x.bins[1];
@@ -401,8 +402,10 @@ static void collect_bins(const PairMatrix& x, int64_t row, double* memory) {
   }
 }
 
+// Compiled for size, as `run_collect`.
 template <class E>
-static void run_collect_pairs(const void* pass, int64_t, char* memory, const Stop&) {
+__attribute__((cold)) static void run_collect_pairs(const void* pass, int64_t, char* memory,
+                                                    const Stop&) {
   typedef typename E::Real Real;
   const PairMatrix& x = *(const PairMatrix*)pass;
   for (int64_t row = 0; has_picture(x) && row < x.bins[0]; ++row)

@@ -124,7 +124,8 @@ struct PairMemory {
 
   PairMemory(const PairMatrix& x, const Reduce& r, Scratch& scratch)
       : m(r, scratch), sums(scratch), change(changed_size(x), scratch) {
-    const int64_t keys = tiles_of(x.Lk) * kKeys + E::lanes;  // and what is read past the last
+    const int64_t tiles = sums_tiles(x) ? 1 : tiles_of(x.Lk);
+    const int64_t keys = tiles * kKeys + E::lanes;  // and what is read past the last
     int64_t queries = 0, words = 0, lone = 0, Dv = 0;
     bool effects = false, products_of_rows = false;
     for (int64_t i = 0; i < x.term_count; ++i) {
@@ -246,8 +247,8 @@ static Seen weigh_tile(const Problem& p, const Scaling<E>& scaling, const Reduce
 // Adds the numbers of a tile of a term to the values of the same keys: what is masked in both
 // stays.
 template <class E>
-static void add_tile(PairMemory<E>& m, const PairTerm& t, int64_t j0, int keys, Seen seen,
-                     const typename E::Real* tile) {
+__attribute__((noinline)) static void add_tile(PairMemory<E>& m, const PairTerm& t, int64_t j0,
+                                               int keys, Seen seen, const typename E::Real* tile) {
   typedef typename E::Real Real;
   typedef Vec<Real> V;
   Seen& known = m.seen[j0 / kKeys];
