@@ -188,7 +188,7 @@ def test_parts_and_heads_with_numbers_of_their_own():
         (lambda w: w.align([4]), IndexError, "index 4 is out of range"),
         (lambda w: w.head(0).align([0]), IndexError, "has no axis of heads; leave heads out"),
         (lambda w: regard.align([w], [3]), TypeError, r"has 3; pairs \(layer, head\) are needed"),
-        (lambda w: regard.align([w], [(1, 0)]), IndexError, "layer 1; there is only 0"),
+        (lambda w: regard.align([w], [(1, 0)]), IndexError, "layer 1; there are 1, 0 to 0"),
         (lambda w: w.align(np.int64(1)), TypeError, r"heads is 1, an int; a list is needed"),
         (lambda w: regard.align([w], [(0, True)]), TypeError, "head True is a bool; an int is"),
         (lambda w: regard.align([w], [(0, 1.0)]), TypeError, "head 1.0 is a float; an int is"),

@@ -254,7 +254,7 @@ def test_a_recording_gives_the_effects_of_its_weights():
     ]:
         with pytest.raises(regard.UnsupportedError, match=text):
             ask()
-    with pytest.raises(IndexError, match="there is only 6"):
+    with pytest.raises(IndexError, match="there are 6"):
         recording.effects(0)
     with pytest.raises(IndexError, match="there are 1, 3, 5, 7"):
         recording.effects(6, 0)

@@ -57,7 +57,7 @@ def test_roles_are_found_by_number():
     found = Recording(TOKENS, [Layer(q, k, causal=True, number=4, head_numbers=(2, 6))]).heads()
     assert (found.role(4, 2), found.role(4, 6)) == ("previous token", "first token")
     assert found.role(-1, -1) == "first token"
-    with pytest.raises(IndexError, match="layer 0 was not recorded; there is only 4"):
+    with pytest.raises(IndexError, match="layer 0 was not recorded; there are 4"):
         found.role(0, 2)
     with pytest.raises(IndexError, match="head 0 was not recorded; there are 2, 6"):
         found.role(4, 0)

@@ -114,8 +114,7 @@ def test_weights_of_chosen_heads_never_give_another_head():
         lambda: weights.head(7).layer().head(3),
         lambda: weights.plot(0),
     ):
-        match = r"head [013] was not recorded; there (are 3, 7|is only 7)\."
-        with pytest.raises(IndexError, match=match):
+        with pytest.raises(IndexError, match=r"head [013] was not recorded; there are"):
             ask()
     for part in (slice(0, 2), slice(3, None), slice(None, None, -1), slice(7, 8)):
         with pytest.raises(IndexError, match=r"slice of the heads 3, 7 .* weights\[3\]"):
@@ -217,7 +216,7 @@ def test_what_is_in_no_picture_is_an_index_error():
     recording = Recording(TOKENS, [layer()], grids=[(0, 1, 1)])
     with pytest.raises(IndexError, match=r"no picture; record one with grids=\[Grid"):
         Recording(TOKENS, [layer()]).picture(0, 0, 0)
-    with pytest.raises(IndexError, match="grid 1; there is only 0"):
+    with pytest.raises(IndexError, match="grid 1; there are 1, 0 to 0"):
         recording.picture(0, 0, 0, grid=1)
     with pytest.raises(IndexError, match="token 4; there are 4, 0 to 3"):
         recording.picture(0, 0, 4)

@@ -124,9 +124,7 @@ def counts_from_0(numbers: Sequence[int]) -> bool:
 
 
 def told_numbers(numbers: Sequence[int]) -> str:
-    """``there are 4, 0 to 3``, ``there is only 0``, or ``there are 3, 7``."""
-    if len(numbers) == 1:
-        return f"there is only {numbers[0]}"
+    """``there are 4, 0 to 3``, or ``there are 3, 7``."""
     if counts_from_0(numbers):
         return f"there are {len(numbers)}, 0 to {len(numbers) - 1}"
     return f"there are {listed(numbers)}"
