@@ -5,9 +5,9 @@ import functools
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_leaves
 
 import regard
+from layouts import strides
 from regard import Edit
 from regard._backends import kernel_ops  # noqa: F401 - which registers its operators
 from regard._backends.torch_ops import pack
@@ -349,15 +349,6 @@ def test_the_operators_are_registered_soundly(qkv):
         torch.library.opcheck(operator, [needed, grad.detach(), *saved, *values])
 
 
-def in_memory(operator, *values):
-    """The strides of an operator's results: as they are, and as torch's compiler is told."""
-    mode = FakeTensorMode()
-    fake = [mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in values]
-    with mode:
-        told = operator(*fake)
-    return [[x.stride() for x in tree_leaves(found)] for found in (operator(*values), told)]
-
-
 @pytest.mark.parametrize("options", [{"causal": True}, {"softcap": 2.0}], ids=["fused", "blocks"])
 def test_results_lie_in_memory_as_a_compiler_is_told(options):
     ops = torch.ops.regard
@@ -377,7 +368,7 @@ def test_results_lie_in_memory_as_a_compiler_is_told(options):
                 (ops.kernel_attention_backward, [15 if more else 7, q, *saved, *values]),
                 (ops.kernel_attention_backward, [7, q / 0, *saved, *values]),  # by torch's path
             ):
-                found, told = in_memory(operator, *given)
+                found, told = strides(operator, *given)
                 assert found == told, operator
 
 

@@ -21,14 +21,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_leaves
 
 import fuzz
 import regard
 import stand
 import test_attention as plain
 from definition import define
+from layouts import strides
 from plain_formula import Errors
 from regard._backends import by_name, choose, torch_ops
 from regard._backends import triton as backend_module
@@ -658,15 +657,6 @@ def test_what_torchs_fused_operator_has_wrong_is_computed_anew(name):
     assert torch.equal(found[0], plain[0])
 
 
-def told(operator, *given):
-    """The strides of an operator's results: those it has, and those that a compiler is told."""
-    mode = FakeTensorMode()
-    fake = [mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in given]
-    with mode:
-        expected = operator(*fake)
-    return [[x.stride() for x in tree_leaves(result)] for result in (operator(*given), expected)]
-
-
 @pytest.mark.interpreted
 def test_results_lie_in_memory_as_a_compiler_is_told(monkeypatch):
     fused = torch_ops.scaled_dot_product_attention
@@ -678,14 +668,14 @@ def test_results_lie_in_memory_as_a_compiler_is_told(monkeypatch):
     inputs = draw(*3 * [(2, 40, 4, 8)])
     for q, k, v in (inputs, [x.transpose(1, 2) for x in inputs]):
         call = regard._operator.attention.read_call(q, k, v, causal=True)
-        found, expected = told(triton_ops._fuse, *torch_ops.pack(call))
+        found, expected = strides(triton_ops._fuse, *torch_ops.pack(call))
         assert found == expected
         bias = torch.zeros(call.sizes[3], call.sizes[4])
         call = regard._operator.attention.read_call(q, k, v, bias=bias)
         statistics = triton_ops.forward(call)
         given = statistics[0], *statistics, *torch_ops.pack(call)
         for needed in (7, 15):  # without the bias, and with it
-            found, expected = told(triton_ops._backward, needed, *given)
+            found, expected = strides(triton_ops._backward, needed, *given)
             assert found == expected
 
 
