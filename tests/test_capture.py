@@ -747,6 +747,12 @@ def test_a_model_that_calls_itself_is_one_pass():
     assert recording.layer_numbers == (0, 1, 2)
 
 
+def test_the_layers_of_what_forward_calls_are_no_pass():
+    expected = r"One pass is one call of the model, model\(x\): what model\.forward\(x\) calls"
+    with pytest.raises(regard.RecordingError, match=expected), regard.record():
+        Blocks().forward(X)
+
+
 def test_a_hook_of_others_that_raises_leaves_the_names_as_they_are():
     model = Blocks()
 

@@ -52,6 +52,8 @@ def pixels(figure):
 def test_a_head_is_drawn_with_its_tokens_and_numbers():
     found = recording()
     figure = found.figure(1, 2)
+    width, height = figure.figure.get_size_inches()
+    assert repr(figure) == f"Figure(1 heatmap, {width:.1f} × {height:.1f} inches)"
     (ax,) = maps(figure)
     exact = np.where(np.tri(7), found.weights[1][2], np.nan)
     np.testing.assert_allclose(shown(ax), exact, rtol=1e-6)

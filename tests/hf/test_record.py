@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import threading as thread
+import types
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -683,6 +684,20 @@ def test_a_byte_that_is_no_text_keeps_its_token():
     ids = tokenizer("é")["input_ids"]
     assert len(ids) == 2
     assert texts_of(tokenizer, ids) == tokenizer.convert_ids_to_tokens(ids)
+
+
+def test_a_processor_has_a_tokenizer():
+    processor = types.SimpleNamespace(tokenizer=tokenizer_of("bytes"))
+    ids = processor.tokenizer("the cat", return_tensors="pt")["input_ids"]
+    with torch.no_grad(), regard.hf.record(model("gpt2"), tokenizer=processor) as recording:
+        model("gpt2")(ids % 50)
+    assert recording.tokens == tuple(texts_of(processor.tokenizer, (ids % 50)[0].tolist()))
+
+
+def test_what_is_no_tokenizer_is_told():
+    expected = "tokenizer is of type str; one of transformers is needed, as AutoTokenizer"
+    with pytest.raises(TypeError, match=expected), regard.hf.record(model("gpt2"), tokenizer="x"):
+        pass
 
 
 @pytest.fixture(scope="module")

@@ -59,6 +59,13 @@ def test_losses_in_several_blocks_are_those_in_one(tiny, monkeypatch):
     np.testing.assert_allclose(tiny.losses("import os; import sys; import re"), whole, rtol=1e-6)
 
 
+def test_a_model_prints_its_sizes(tiny):
+    config = tiny.config
+    sizes = f"{len(config.layers)} layers, {config.num_heads} heads of {config.head_dim}"
+    name = tiny.name or "no name"
+    assert repr(tiny) == f"LanguageModel({name}: {sizes}, {config.vocab_size} ids)"
+
+
 def test_a_recording_names_its_tokens_and_model(tiny):
     recording = tiny.record("import os")
     ids = tiny.tokenizer.encode("import os", bos=True)

@@ -183,6 +183,8 @@ def test_byte_pairs_are_read_from_a_str_alone(pairs, text):
 def test_one_text_to_train_on_is_told_from_several():
     with pytest.raises(TypeError, match=r"texts is one str; a list of texts is needed: \[text\]"):
         BytePairTokenizer.train("the cat sat", 300)
+    with pytest.raises(TypeError, match="the text is of type int; a str is needed"):
+        BytePairTokenizer.train([3], 300)
     with pytest.raises(TypeError, match=r"vocab_size 300\.0 is a float; an int is needed"):
         BytePairTokenizer.train(["the cat sat"], 300.0)
 
@@ -190,6 +192,11 @@ def test_one_text_to_train_on_is_told_from_several():
 def test_a_vocabulary_without_room_for_the_bytes_is_an_error():
     with pytest.raises(ValueError, match="256 bytes and BOS need at least 257"):
         BytePairTokenizer.train(["a"], 256)
+
+
+def test_a_vocabulary_that_no_memory_holds_is_an_error():
+    with pytest.raises(ValueError, match="vocab_size 1000000000 is too large; at most 4194304 ids"):
+        BytePairTokenizer.train(["a"], 10**9)
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff\x00", b"[1, 2]"])
@@ -219,6 +226,8 @@ def test_a_lone_surrogate_is_told():
     pairs = BytePairTokenizer.train(["some text"], 257)
     with pytest.raises(ValueError, match=r"character 1 is '\\ud800', half of a surrogate pair"):
         pairs.encode("a\ud800")
+    with pytest.raises(ValueError, match=r"character 1 is '\\ud800'"):
+        BytePairTokenizer.train(["a\ud800"], 257)
 
 
 def test_no_piece_is_of_two_words():
@@ -242,3 +251,7 @@ def test_a_tokenizer_of_words_prints_its_words():
     assert shown.startswith("WordTokenizer(32 ids: 0 'BOS', 1 'EOS', 2 '0', ")
     assert shown.endswith(", 11 '9', … 31 '29')")
     assert repr(WordTokenizer("a b c d e f g h i j")).endswith(", 10 'i', 11 'j')")
+
+
+def test_a_tokenizer_of_byte_pairs_prints_its_size(pairs):
+    assert repr(pairs) == "BytePairTokenizer(265 ids: 256 bytes, merges of them, <bos>)"

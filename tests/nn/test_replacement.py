@@ -65,6 +65,7 @@ def test_a_block_computes_with_regard(encoder, calls):
     assert patched.replaced == {"layers.0.self_attn": 2, "layers.1.self_attn": 2}
     assert not patched.left
     assert "2 modules computed by regard" in str(patched)
+    assert repr(patched) == "Replaced(2 modules, 0 left to torch)"
     encoder(X)
     assert len(calls) == 4
     assert torch.backends.mha.get_fastpath_enabled()

@@ -55,6 +55,11 @@ class limits:  # noqa: N801 - used like a function, and as a context manager
         _weights_bytes = self._before.pop()
 
 
+def counted(count: int, noun: str) -> str:
+    """``1 token`` or ``1,024 tokens``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def bytes_text(size: float) -> str:
     """A number of bytes for people: ``34.4 GB``."""
     for unit in ("B", "kB", "MB"):

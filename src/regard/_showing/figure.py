@@ -19,6 +19,7 @@ from regard._base.arrays import to_numpy
 from regard._base.errors import ShapeError, UnsupportedError
 from regard._base.extras import needed_by
 from regard._base.files import check_ending, replaced_when_complete
+from regard._base.settings import counted
 from regard._base.tables import escaped
 from regard._showing.picture import INVISIBLE, LOG_FLOOR, colours
 from regard._weights.origin import origin_of, seen_of
@@ -173,9 +174,14 @@ class Figure:
             )
         self._dpi, self._is_tight, self._transparent = float(dpi), size is None, bool(transparent)
         self._told: set[str] = set()
+        self._count = len(panels)
         with self._lacking_told(), matplotlib.rc_context(_style()):
             self.figure = _drawn(panels, part, _chosen(scale, part.shape[1]), self._dpi, size)
         _tell_lost(panels, part)
+
+    def __repr__(self) -> str:
+        width, height = self.figure.get_size_inches()
+        return f"Figure({counted(self._count, 'heatmap')}, {width:.1f} × {height:.1f} inches)"
 
     def save(self, path: str | Path) -> None:
         """Write the figure, with text as text in PDF and SVG.

@@ -115,7 +115,7 @@ class LinearForms(Generic[ArrayT]):
 
     def __rmatmul__(self, x: ArrayLike | Array[ArrayT]) -> ArrayT:
         """``x @ weights``, of ``(Lq,)`` or ``(..., p, Lq)``: ``(..., Hq, p, Lk)``, or without p."""
-        found: ArrayT = from_left(x, lambda y: self._multiply("x", y, "transposed"))
+        found: ArrayT = from_left(x, self.shape[-2], lambda y: self._multiply("x", y, "transposed"))
         return found
 
     @question

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic
 import numpy as np
 
 from regard._base.arrays import is_tensor, read_array
+from regard._base.errors import ShapeError
 from regard._base.types import Array, ArrayT
 from regard._weights.questions import at_once
 
@@ -78,7 +79,9 @@ class TransposedWeights(Generic[ArrayT]):
 
     def __rmatmul__(self, x: ArrayLike | Array[ArrayT]) -> ArrayT:
         """``x @ weights.T``, of ``(Lk,)`` or ``(..., p, Lk)``: ``(..., Hq, p, Lq)``."""
-        found: ArrayT = from_left(x, lambda y: self._weights._multiply("x", y, "product"))
+        found: ArrayT = from_left(
+            x, self.shape[-2], lambda y: self._weights._multiply("x", y, "product")
+        )
         return found
 
     @at_once
@@ -92,7 +95,11 @@ class TransposedWeights(Generic[ArrayT]):
         return f"{self._weights._line}, transposed to {self.shape}"
 
 
-def from_left(x: Any, multiply: Any) -> Any:
-    """``x @ W`` by a function that multiplies ``Wᵀ @ y``."""
+def from_left(x: Any, length: int, multiply: Any) -> Any:
+    """``x @ W`` of so many rows by a function that multiplies ``Wᵀ @ y``."""
     x = x if is_tensor(x) else read_array("weights: x", x)
+    if x.ndim and x.shape[-1] != length:
+        raise ShapeError(
+            f"weights: x has {x.shape[-1]} columns, in shape {tuple(x.shape)}; {length} are needed."
+        )
     return multiply(x) if x.ndim < 2 else multiply(x.swapaxes(-1, -2)).swapaxes(-1, -2)

@@ -272,7 +272,8 @@ class Taken:
         return RecordingError(
             f"record: {self.name or 'the model'} computed attention again, and that is no further "
             f"step of one generation: {reason}. A recording holds one pass, or one generation "
-            "with a cache and without beams; open another record for the next."
+            "with a cache and without beams; open another record for the next. One pass is one "
+            "call of the model, model(x): what model.forward(x) calls counts by itself."
         )
 
     def layer(self, b: int) -> Layer[Any]:

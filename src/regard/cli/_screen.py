@@ -155,11 +155,6 @@ def ink_on(paper: RGB) -> RGB:
     return (0, 0, 0) if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else (255, 255, 255)
 
 
-def counted(count: int, what: str) -> str:
-    """``1 token`` or ``1,024 tokens``."""
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
-
-
 def percent(share: float) -> str:
     """``67%``; ``-`` for NaN."""
     return "-" if math.isnan(share) else f"{100 * share:.0f}%"

@@ -15,12 +15,13 @@ from rich.text import Text
 
 from regard._base.errors import UnsupportedError
 from regard._base.files import check_place, quoted
+from regard._base.settings import counted
 from regard._base.tables import escaped
 from regard._showing.steps import MATRICES, Steps
 from regard._weights.attention_weights import AttentionWeights
 from regard.cli import _heads, _links, _matrix
 from regard.cli._errors import InputError, one_line, reading, writing
-from regard.cli._screen import Screen, busy, counted, label, labels_width, remark
+from regard.cli._screen import Screen, busy, label, labels_width, remark
 from regard.cli._source import BUILTIN, ModelChoice, choose_group, read_recording
 from regard.heads import HeadScores, Telling
 from regard.recording import Recording, Words, WordWeights

@@ -23,10 +23,11 @@ from rich.text import Text
 from regard._base.errors import ShapeError, UnsupportedError
 from regard._base.extras import needed_by
 from regard._base.files import check_place, quoted, replaced_when_complete
+from regard._base.settings import counted
 from regard._base.tables import escaped
 from regard._showing.figure import check_name
 from regard.cli._errors import CommandError, InputError, one_line, writing
-from regard.cli._screen import Screen, busy, counted, ink_on, percent, style
+from regard.cli._screen import Screen, busy, ink_on, percent, style
 from regard.cli._screen import colour as ramp
 from regard.heads._roles import shares_text
 

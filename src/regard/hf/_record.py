@@ -51,7 +51,7 @@ def record(
 
     Args:
         model: of transformers, or what ``torch.compile`` makes of one, which runs uncompiled.
-        tokenizer: gives the tokens' texts; by default their ids.
+        tokenizer: gives the tokens' texts, or a processor that has one; by default their ids.
         layers, heads, values, path, explain: as in ``regard.record``: for a token's loss
             ``explain=lambda output: cross_entropy(output.logits[0, 5:6], ids[0, 6:7])``.
 

@@ -23,6 +23,7 @@ from regard.hf._attention import watched
 from regard.hf._pictures import Pictures
 from regard.recording import Grid
 
+READS = "convert_ids_to_tokens"  # what tokenizers of transformers have, and processors have not
 SINK = "<sink>"  # the name of a key of which each query has a score, and which is no token
 # Parts of a model that is called with tokens and pictures, by their names.
 OF_PICTURES = re.compile("vis(ion|ual)|image|pixel|patch", re.IGNORECASE)
@@ -42,11 +43,15 @@ class Inputs:
 
     Args:
         model: of transformers.
-        tokenizer: of transformers, or None: ids stand for texts.
+        tokenizer: of transformers, or a processor with one, or None: ids stand for texts.
+
+    Raises:
+        TypeError: anything else.
     """
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
-        self._model, self._config, self._tokenizer = model, model.config, tokenizer
+        self._model, self._config = model, model.config
+        self._tokenizer = tokenizer_of(tokenizer)
         self._encoder: Module | None = None
         self._decoder: Module | None = None
         if getattr(model.config, "is_encoder_decoder", False):
@@ -249,6 +254,21 @@ def _that_read_or_see(kinds: frozenset[type]) -> frozenset[type]:
         for kind in kinds
         if issubclass(kind, PreTrainedModel) or not given.isdisjoint(_parameters(cast(Any, kind)))
     )
+
+
+def tokenizer_of(given: Any) -> Any:
+    """The tokenizer, also of a processor of texts and pictures; None where there is none.
+
+    Raises:
+        TypeError: neither.
+    """
+    found = given if hasattr(given, READS) else getattr(given, "tokenizer", None)
+    if given is not None and not hasattr(found, READS):
+        raise TypeError(
+            f"record: tokenizer is of type {type(given).__name__}; one of transformers is needed, "
+            "as AutoTokenizer.from_pretrained(...) gives it, or None."
+        )
+    return found
 
 
 def texts(tokenizer: Any, ids: list[int]) -> list[str]:

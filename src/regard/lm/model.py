@@ -84,6 +84,13 @@ class LanguageModel:
             name=str(folder),
         )
 
+    def __repr__(self) -> str:
+        c = self.config
+        return (
+            f"LanguageModel({self.name or 'no name'}: {len(c.layers)} layers, {c.num_heads} heads "
+            f"of {c.head_dim}, {c.vocab_size} ids)"
+        )
+
     def save(self, folder: str | Path) -> None:
         """Writes the model to a folder, weights in float16; each file whole or not at all.
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 BYTES = 256
 SHOWN = 12  # words of a tokenizer's repr
+MOST_IDS = 2**22  # memory for as many is taken at once; where there is none, the process ends
 LONGEST_WORD = 1000  # characters: the merges of a word take the square of its length
 LONG_RUN = re.compile(rf"(?<!\S)\S{{{LONGEST_WORD + 1},}}|(?<!\s)\s{{{LONGEST_WORD + 1},}}")
 
@@ -138,8 +139,9 @@ class BytePairTokenizer:
         Of a word of more than 1,000 characters no pair is merged across each thousandth.
 
         Raises:
-            TypeError: one str instead of several, or a size that is no int.
-            ValueError: ``vocab_size`` leaves no room for the 256 bytes and BOS.
+            TypeError: one str instead of several, a text that is no str, or a size that is no int.
+            ValueError: ``vocab_size`` leaves no room for the 256 bytes and BOS, or is larger than
+                any; a lone surrogate, which stands for no bytes.
         """
         if isinstance(texts, str):  # whose characters would be texts
             raise TypeError(
@@ -150,6 +152,11 @@ class BytePairTokenizer:
             raise ValueError(
                 f"BytePairTokenizer: vocab_size {vocab_size} is too small; "
                 f"{BYTES} bytes and BOS need at least {BYTES + 1}."
+            )
+        if vocab_size > MOST_IDS:
+            raise ValueError(
+                f"BytePairTokenizer: vocab_size {vocab_size} is too large; at most "
+                f"{MOST_IDS} ids are possible."
             )
         with needed_by("BytePairTokenizer"):
             from tokenizers import Tokenizer
@@ -202,6 +209,9 @@ class BytePairTokenizer:
         """Number of ids, BOS included."""
         return self.bos + 1
 
+    def __repr__(self) -> str:
+        return f"BytePairTokenizer({len(self)} ids: {BYTES} bytes, merges of them, <bos>)"
+
     def encode(self, text: str, bos: bool = False) -> list[int]:
         """Ids of ``text``, after BOS where asked.
 
@@ -209,14 +219,7 @@ class BytePairTokenizer:
             TypeError: no str.
             ValueError: a lone surrogate, which stands for no bytes.
         """
-        require_text("BytePairTokenizer: the text", text)
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                f"BytePairTokenizer: character {error.start} is {text[error.start]!r}, half of a "
-                "surrogate pair, which UTF-8 cannot write. Read the text with errors='replace'."
-            ) from error
+        _require_utf8(text)
         return [self.bos] * bos + self._tokenizer.encode(text).ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -256,12 +259,24 @@ class BytePairTokenizer:
 
 def _parts(text: str) -> Iterator[str]:
     """The text, cut inside of runs without an end of a word, as of a line of base64."""
+    _require_utf8(text)
     start = 0
     for run in LONG_RUN.finditer(text):
         for end in range(run.start() + LONGEST_WORD, run.end(), LONGEST_WORD):
             yield text[start:end]
             start = end
     yield text[start:]
+
+
+def _require_utf8(text: str) -> None:
+    require_text("BytePairTokenizer: the text", text)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"BytePairTokenizer: character {error.start} is {text[error.start]!r}, half of a "
+            "surrogate pair, which UTF-8 cannot write. Read the text with errors='replace'."
+        ) from error
 
 
 def _byte_of_sign() -> dict[str, int]:

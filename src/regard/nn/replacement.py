@@ -15,6 +15,7 @@ from torch.nn import Module, MultiheadAttention, TransformerEncoder, Transformer
 from torch.nn.utils.parametrize import is_parametrized
 
 from regard._base.errors import UnsupportedError
+from regard._base.settings import counted
 from regard._operator.attention import scaled_dot_product_attention
 from regard._operator.torch_calls import Running, TorchAttention, uncompiled
 
@@ -53,6 +54,9 @@ class Replaced:
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_changed": []}  # a module that is copied would bring all others
 
+    def __repr__(self) -> str:
+        return f"Replaced({counted(len(self.replaced), 'module')}, {len(self.left)} left to torch)"
+
     def __enter__(self) -> Replaced:
         return self
 
@@ -60,18 +64,14 @@ class Replaced:
         self.undo()
 
     def __str__(self) -> str:
-        lines = [f"{_counted(len(self.replaced), 'module')} computed by regard"]
+        lines = [f"{counted(len(self.replaced), 'module')} computed by regard"]
         lines += [
-            f"  {name or '(the model)'}  {_counted(n, 'call')}" for name, n in self.replaced.items()
+            f"  {name or '(the model)'}  {counted(n, 'call')}" for name, n in self.replaced.items()
         ]
         lines += [f"{len(self.left)} left to torch"] if self.left else []
         return "\n".join(
             lines + [f"  {name or '(the model)'}  {x}" for name, x in self.left.items()]
         )
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from regard._base.settings import counted
 from regard._base.types import ArrayT
 from regard._weights.origin import Origin
 from regard._weights.parts import place_of
@@ -63,13 +64,3 @@ class LayerWeights(Collection["AttentionWeights[ArrayT]"]):
 
     def __repr__(self) -> str:
         return f"<weights of {counted(len(self), 'layer')}>"
-
-
-def counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def size_in_words(size: int) -> str:
-    power = 0 if size < 1000 else min(3, (len(str(size)) - 1) // 3)
-    unit = ("B", "kB", "MB", "GB")[power]
-    return f"{size} B" if power == 0 else f"{size / 1000**power:.1f} {unit}"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard._base.errors import RecordingError, ShapeError
+from regard._base.settings import bytes_text, counted
 from regard._base.types import Array, ArrayT
 from regard.recording._checks import (
     check_key_count,
@@ -27,7 +28,7 @@ from regard.recording._checks import (
 )
 from regard.recording._grid import Grid, checked_grids
 from regard.recording._layer import Layer
-from regard.recording._layer_weights import LayerWeights, counted, size_in_words
+from regard.recording._layer_weights import LayerWeights
 from regard.recording._showings import Showings
 from regard.recording._texts import Texts
 
@@ -371,7 +372,7 @@ class Recording(Showings[ArrayT]):
             counted(len(self._tokens), "token"),
             counted(len(self._layers), "layer"),
             f"{count} head{'' if heads == [1] else 's'}",
-            size_in_words(sum(layer.nbytes for layer in self._layers)),
+            bytes_text(sum(layer.nbytes for layer in self._layers)),
         ]
         return ", ".join(parts)
 

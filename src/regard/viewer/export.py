@@ -24,7 +24,7 @@ import numpy as np
 from regard._base.arrays import dtype_name, to_numpy
 from regard._base.errors import MaterializeError
 from regard._base.files import check_ending, replaced_when_complete
-from regard._base.settings import bytes_text
+from regard._base.settings import bytes_text, counted
 from regard._call import edits
 from regard._call.options import REAL_NUMBERS
 from regard._showing.figure import ENDINGS as FIGURE_ENDINGS
@@ -204,9 +204,6 @@ class Pack:
 
     def too_large(self) -> MaterializeError:
         """The size found, the limit, and the way out."""
-
-        def counted(count: int, noun: str) -> str:
-            return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
         layers = [layer for held in self._held for _, layer in held]
         heads = max(layer.heads for layer in layers)
