@@ -215,26 +215,61 @@ static void add_term(const PairMatrix& x, const PairTerm& t, int64_t row, int64_
   });
 }
 
-// Sums several terms, and hands on each tile of keys of which any is unmasked: `each` as below.
+// Adds the weights of a tile to the values of the same keys: at once where nothing is masked.
+template <class E>
+static void add_weights(const PairTerm& t, PairMemory<E>& m, int64_t j0, int keys) {
+  typedef Vec<typename E::Real> V;
+  const Scaling<E> scaling(*t.problem);
+  TileMask tile_mask;
+  const Seen seen = score_pairs(*t.problem, scaling, m.m, j0, keys, m.m.scores, tile_mask);
+  Seen& known = m.seen[j0 / kKeys];
+  if (seen != Seen::all || known == Seen::some) {
+    if (seen != Seen::nothing) weigh_pairs(scaling, m.m, keys, seen, tile_mask, m.m.scores);
+    return add_tile(m, t, j0, keys, seen, m.m.scores);
+  }
+  const V coefficient = broadcast(typename E::Real(t.coefficient));
+  for (int v = 0; v < m.m.rows.vectors; ++v) {
+    const auto value = [&](int j) -> V& { return vector_at<E>(m.values, j, v); };
+    const auto put = [&](int j, V w) { value(j) = w * coefficient; };
+    const auto add = [&](int j, V w) { value(j) += w * coefficient; };
+    if (known == Seen::all)
+      pair_weights<E, true>(scaling, m.m, v, 0, keys, m.m.scores, add);
+    else
+      pair_weights<E, true>(scaling, m.m, v, 0, keys, m.m.scores, put);
+  }
+  known = Seen::all;
+}
+
+// Calls `next` for each of several terms, whose rows are those at work then.
+template <class E, class Next>
+static void for_terms(const PairMatrix& x, PairMemory<E>& m, Next next) {
+  for (int64_t i = 0; i < x.term_count; ++i) {
+    m.m.rows = m.of[i].rows, m.m.normalisers = m.of[i].normalisers;
+    next(x.terms[i], m.of[i].rows);
+  }
+}
+
+// Sums several terms for some tiles of queries, and hands on each tile of keys of which any is
+// unmasked: `each` as below. A tile of keys is read for all of these queries while it is near.
 template <class E, class Each>
-static void sum_tiles(const PairMatrix& x, int64_t row, int64_t end, PairMemory<E>& m, Each each) {
-  const auto of_terms = [&](auto next) {
-    for (int64_t i = 0; i < x.term_count; ++i) {
-      m.m.rows = m.of[i].rows, m.m.normalisers = m.of[i].normalisers;
-      next(x.terms[i], m.of[i].rows);
-    }
-  };
-  of_terms([&](const PairTerm& t, Rows<E>& rows) {
-    start_term(x, t, row, end, m);
-    rows = m.m.rows;
-  });
-  m.streams = true;
-  for_tiles(x, [&](int64_t j0, int keys) {
-    Seen& seen = m.seen[j0 / kKeys] = Seen::nothing;
-    of_terms([&](const PairTerm& t, const Rows<E>&) {
-      add_tile(m, t, j0, keys, compute_tile(t, m, j0, keys, m.m.scores), m.m.scores);
+static void sum_tiles(const PairMatrix& x, int64_t row, int64_t end, PairMemory<E>* tiles,
+                      Each each) {
+  const int64_t left = (end - row + E::rows - 1) / E::rows;
+  const int count = int(left < kSummedTogether ? left : kSummedTogether);
+  for (int i = 0; i < count; ++i) {
+    for_terms(x, tiles[i], [&](const PairTerm& t, Rows<E>& rows) {
+      start_term(x, t, row + i * E::rows, end, tiles[i]);
+      rows = tiles[i].m.rows;
     });
-    if (seen != Seen::nothing) each(j0, keys, seen);
+    tiles[i].streams = true;
+  }
+  for_tiles(x, [&](int64_t j0, int keys) {
+    for (int i = 0; i < count; ++i) {
+      PairMemory<E>& m = tiles[i];
+      Seen& seen = m.seen[j0 / kKeys] = Seen::nothing;
+      for_terms(x, m, [&](const PairTerm& t, const Rows<E>&) { add_weights(t, m, j0, keys); });
+      if (seen != Seen::nothing) each(m, j0, keys, seen);
+    }
   });
 }
 
@@ -251,25 +286,27 @@ static void finish_tile(const PairTerm& t, PairMemory<E>& m, int64_t j0, int key
     }
 }
 
-// Computes the values of a tile of queries, and hands on each tile of keys of which any is
-// unmasked, while its numbers are near: `each(first key, keys, how much is unmasked)`.
+// Computes the values of as many tiles of queries as there is memory for, and hands on each tile of
+// keys of which any is unmasked, while its numbers are near: `each(memory of the queries, first
+// key, keys, how much is unmasked)`.
 template <class E, class Each>
-static void compute_values(const PairMatrix& x, int64_t row, int64_t end, PairMemory<E>& m,
+static void compute_values(const PairMatrix& x, int64_t row, int64_t end, PairMemory<E>* tiles,
                            Each each) {
   const PairTerm& t = x.terms[0];
-  if (sums_tiles(x)) return sum_tiles(x, row, end, m, each);
+  if (sums_tiles(x)) return sum_tiles(x, row, end, tiles, each);
+  PairMemory<E>& m = *tiles;
   m.streams = false;
   if (x.term_count > 1) {
     std::memset((void*)m.seen, 0, size_t(tiles_of(x.Lk)));
     for (int64_t i = 0; i < x.term_count; ++i) add_term(x, x.terms[i], row, end, m);
     return for_tiles(x, [&](int64_t j0, int keys) {
-      if (m.seen[j0 / kKeys] != Seen::nothing) each(j0, keys, m.seen[j0 / kKeys]);
+      if (m.seen[j0 / kKeys] != Seen::nothing) each(m, j0, keys, m.seen[j0 / kKeys]);
     });
   }
   const auto finish = [&](int64_t j0, int keys, Seen seen) {
     if (seen == Seen::nothing) return;
     finish_tile(t, m, j0, keys);
-    each(j0, keys, seen);
+    each(m, j0, keys, seen);
   };
   start_term(x, t, row, end, m);
   m.streams = rows_are_known(t, m);

@@ -87,7 +87,8 @@ static PairChunk<E> pair_chunk(const PairMatrix& x, int64_t i) {
 template <class E>
 struct PairReductions {
   typedef typename E::Real Real;
-  int64_t* row_bin;   // [rows]: counted from the chunk's first
+  int64_t* row_bins;  // [tiles of queries at a time][rows]: counted from the chunk's first
+  int64_t* row_bin;   // [rows]: of the tile at work
   int64_t* edges;     // [bins[1] + 1]: the first key of each bin
   SignedPair* pairs;  // [2 n + 64]
   int64_t count = 0;
@@ -95,7 +96,7 @@ struct PairReductions {
   Real over = 0;         // what else must be larger
 
   PairReductions(const PairMatrix& x, Scratch& scratch) {
-    row_bin = scratch.take<int64_t>(E::rows);
+    row_bins = row_bin = scratch.take<int64_t>(tiles_together(x) * E::rows);
     edges = scratch.take<int64_t>(has_picture(x) ? x.bins[1] + 1 : 0);
     pairs = scratch.take<SignedPair>(x.n ? room(x) : 0);
   }
@@ -307,6 +308,17 @@ static void clear_masked(const PairMatrix& x, const PairReductions<E>& r, Reduce
                               });
 }
 
+// The memory of the tiles of queries that are reduced at a time.
+template <class E>
+static PairMemory<E>* pair_memories(const PairMatrix& x, const Reduce& of_top, Scratch& scratch) {
+  PairMemory<E>* const tiles = scratch.take<PairMemory<E>>(tiles_together(x));
+  for (int i = 0; i < tiles_together(x); ++i) {
+    const PairMemory<E> tile(x, of_top, scratch);
+    if (!scratch.measures()) new (tiles + i) PairMemory<E>(tile);
+  }
+  return tiles;
+}
+
 // Runs all reductions over a tile of keys.
 template <class E>
 static void reduce_values(const PairMatrix& x, const Reduce& of_top, PairMemory<E>& m,
@@ -335,23 +347,25 @@ static void run_reduce_pairs(const void* pass, int64_t task, char* memory, const
   const PairMatrix& x = *(const PairMatrix*)pass;
   const Reduce of_top = reduce_of(x.terms[0], x.k);
   Scratch scratch(memory);
-  PairMemory<E> m(x, of_top, scratch);
+  PairMemory<E>* const tiles = pair_memories<E>(x, of_top, scratch);
   PairReductions<E> r(x, scratch);
-  const int64_t at = pair_chunks<E>(x) - 1 - task;
+  const int64_t rows = tiles_together(x) * E::rows, at = pair_chunks<E>(x) - 1 - task;
   PairChunk<E> chunk = pair_chunk<E>(x, at);
   std::memset((void*)(x.chunks + at * bytes_of_pair_chunk<E>(x)), 0,
               size_t(bytes_of_pair_chunk<E>(x)));
   for (int64_t bin = 0; has_picture(x) && bin <= x.bins[1]; ++bin)
     r.edges[bin] = bin * x.extent[1] / x.bins[1];
-  for (int64_t row = chunk.begin; row < chunk.end; row += E::rows) {
+  for (int64_t row = chunk.begin; row < chunk.end; row += rows) {
     if (stopped(stop)) return;
     const TileConfiguration<E::tiles> configuration;
-    for (int i = 0; has_picture(x) && i < E::rows && row + i < chunk.end; ++i)
-      r.row_bin[i] = bin_of(row + i, x.extent[0], x.bins[0]) - chunk.first_bin;
-    compute_values(x, row, chunk.end, m, [&](int64_t j0, int keys, Seen seen) {
+    for (int64_t i = 0; has_picture(x) && i < rows && row + i < chunk.end; ++i)
+      r.row_bins[i] = bin_of(row + i, x.extent[0], x.bins[0]) - chunk.first_bin;
+    compute_values(x, row, chunk.end, tiles, [&](auto& m, int64_t j0, int keys, Seen seen) {
+      r.row_bin = r.row_bins + (&m - tiles) * E::rows;
       reduce_values(x, of_top, m, r, j0, keys, seen, chunk);
     });
-    for (int i = 0; i < m.m.rows.count && x.k; ++i) write_largest(x, of_top, m.m, i);
+    for (int64_t i = 0; x.k && i < rows && row + i < chunk.end; ++i)
+      write_largest(x, of_top, tiles[i / E::rows].m, int(i % E::rows));
   }
   if (!x.n) return;
   keep_largest(x, r);
@@ -430,7 +444,7 @@ __attribute__((cold)) static void run_collect_pairs(const void* pass, int64_t, c
 static Job reduce_pairs(const PairMatrix& x) {
   return by_type<Job>(x.terms[0].problem->type, [&]<class E>(E) -> Job {
     Scratch scratch(nullptr);
-    PairMemory<E> m(x, reduce_of(x.terms[0], x.k), scratch);
+    pair_memories<E>(x, reduce_of(x.terms[0], x.k), scratch);
     PairReductions<E> r(x, scratch);
     return {pair_chunks<E>(x), scratch.taken(), run_reduce_pairs<E>, &x};
   });

@@ -96,6 +96,10 @@ static bool sums_tiles(const PairMatrix& x) {
   return all;
 }
 
+// Tiles of queries that are summed together, and in all other cases one by one.
+constexpr int kSummedTogether = 4;
+static int tiles_together(const PairMatrix& x) { return sums_tiles(x) ? kSummedTogether : 1; }
+
 // A tile of queries of one of several terms.
 template <class E>
 struct TermRows {
@@ -200,20 +204,23 @@ static void mask_unused(const Rows<E>& rows, int keys, typename E::Real* tile) {
   }
 }
 
-// Turns scores into weights, and leaves what is masked.
-template <class E, bool all>
-static void pair_weights(const Scaling<E>& scaling, const ReduceMemory<E>& m, int v, int low,
-                         int high, typename E::Real* tile) {
+// Turns scores into weights, and leaves what is masked: `put(key, weights)` takes those of vector
+// v.
+template <class E, bool all, class Put>
+REGARD_INLINE static void pair_weights(const Scaling<E>& scaling, const ReduceMemory<E>& m, int v,
+                                       int low, int high, const typename E::Real* tile, Put put) {
   typedef typename E::Real Real;
   const Vec<Real> base = m.at(m.normalisers.base, v), inverse = m.at(m.normalisers.inverse, v);
   const auto some = [&]<int unroll>(int j, std::integral_constant<int, unroll>) {
     Vec<Real> w[unroll];
-    for (int i = 0; i < unroll; ++i) w[i] = scaling.exponent(vector_at<E>(tile, j + i, v), base);
+    const auto score = [&](int i) {
+      return *(const Vec<Real>*)(tile + (j + i) * E::rows + v * E::lanes);
+    };
+    for (int i = 0; i < unroll; ++i) w[i] = scaling.exponent(score(i), base);
     exp2_each(w);
     for (int i = 0; i < unroll; ++i) {
-      Vec<Real>& x = vector_at<E>(tile, j + i, v);
       const Vec<Real> weight = inverse != 0 ? w[i] * inverse : Vec<Real>{};
-      x = all ? weight : is_masked<Real>(x) ? x : weight;
+      put(j + i, all ? weight : is_masked<Real>(score(i)) ? score(i) : weight);
     }
   };
   int j = low;
@@ -221,27 +228,49 @@ static void pair_weights(const Scaling<E>& scaling, const ReduceMemory<E>& m, in
   for (; j < high; ++j) some(j, std::integral_constant<int, 1>());
 }
 
+// The scores of a tile of keys, [key][row], and their mask, where anything is unmasked.
+template <class E>
+static Seen score_pairs(const Problem& p, const Scaling<E>& scaling, const ReduceMemory<E>& m,
+                        int64_t j0, int keys, typename E::Real* tile, TileMask& tile_mask) {
+  if (m.rows.low >= j0 + keys || m.rows.high <= j0 || !mask_shows(p, m.rows, j0, keys))
+    return Seen::nothing;
+  set_tile_mask(m.rows, j0, keys, tile_mask);
+  multiply_tile(p, m, tile_mask, j0, keys, tile);
+  if (!is_unmasked<E>(p, m.rows, tile_mask, j0, keys))
+    finish_scores<E>(p, m.rows, tile_mask, scaling, j0, keys, tile, nullptr,
+                     masked_pairs<typename E::Real>());
+  const bool all = tile_mask.fully_visible && !p.mask && !p.key_ids &&
+                   !any_cut(p, m.rows, j0, keys) && m.rows.count == m.rows.vectors * E::lanes;
+  return all ? Seen::all : Seen::some;
+}
+
+// Turns the scores of a tile of keys into weights.
+template <class E>
+static void weigh_pairs(const Scaling<E>& scaling, const ReduceMemory<E>& m, int keys, Seen seen,
+                        const TileMask& tile_mask, typename E::Real* tile) {
+  typedef typename E::Real Real;
+  for (int v = 0; v < m.rows.vectors; ++v) {
+    const auto put = [&](int j, Vec<Real> weight) { vector_at<E>(tile, j, v) = weight; };
+    if (seen == Seen::all) {
+      pair_weights<E, true>(scaling, m, v, 0, keys, tile, put);
+      continue;
+    }
+    const int low = tile_mask.low[v], high = tile_mask.high[v];
+    pair_weights<E, false>(scaling, m, v, low, high, tile, put);
+    for (int j = 0; j < low; ++j) put(j, masked_pairs<Real>());
+    for (int j = high; j < keys; ++j) put(j, masked_pairs<Real>());
+  }
+  if (seen != Seen::all) mask_unused(m.rows, keys, tile);
+}
+
 // The weights of a tile of keys, [key][row].
 template <class E>
 static Seen weigh_tile(const Problem& p, const Scaling<E>& scaling, const ReduceMemory<E>& m,
                        int64_t j0, int keys, typename E::Real* tile) {
-  typedef typename E::Real Real;
-  if (m.rows.low >= j0 + keys || m.rows.high <= j0 || !mask_shows(p, m.rows, j0, keys))
-    return Seen::nothing;
-  const TileMask tile_mask = tile_mask_of(m.rows, j0, keys);
-  multiply_tile(p, m, tile_mask, j0, keys, tile);
-  if (!is_unmasked<E>(p, m.rows, tile_mask, j0, keys))
-    finish_scores<E>(p, m.rows, tile_mask, scaling, j0, keys, tile, nullptr, masked_pairs<Real>());
-  const bool all =
-      tile_mask.fully_visible && !p.mask && !p.key_ids && !any_cut(p, m.rows, j0, keys);
-  for (int v = 0; v < m.rows.vectors; ++v) {
-    const int low = tile_mask.low[v], high = tile_mask.high[v];
-    (all ? pair_weights<E, true> : pair_weights<E, false>)(scaling, m, v, low, high, tile);
-    for (int j = 0; j < low; ++j) vector_at<E>(tile, j, v) = masked_pairs<Real>();
-    for (int j = high; j < keys; ++j) vector_at<E>(tile, j, v) = masked_pairs<Real>();
-  }
-  mask_unused(m.rows, keys, tile);
-  return all && m.rows.count == m.rows.vectors * E::lanes ? Seen::all : Seen::some;
+  TileMask tile_mask;
+  const Seen seen = score_pairs(p, scaling, m, j0, keys, tile, tile_mask);
+  if (seen != Seen::nothing) weigh_pairs(scaling, m, keys, seen, tile_mask, tile);
+  return seen;
 }
 
 // Adds the numbers of a tile of a term to the values of the same keys: what is masked in both

@@ -57,6 +57,21 @@ def test_a_mix_answers_every_question(way):
     check(part.mix(coefficients=C), right[:, 4::2, 3:20:2])
 
 
+@pytest.mark.parametrize("name", ["plain", "causal", "window"])
+@pytest.mark.parametrize("queries", [1, 96, 301])
+def test_a_long_mix_is_that_of_its_tiles(name, queries):
+    """The kernels sum several tiles of queries at a time, and the last ones are fewer."""
+    q = 3 * numbers(Hq, queries, D, dtype=np.float64)
+    k = numbers(Hkv, 310, D, dtype=np.float64, seed=1)
+    weights = AttentionWeights(q, k, **OPTIONS[name])
+    right = np.einsum("h,hij->ij", C, np.asarray(weights))
+    mixed = weights.mix(coefficients=C)
+    np.testing.assert_allclose(mixed, right, atol=1e-14)
+    np.testing.assert_allclose(mixed.received(), right.sum(0), atol=1e-12)
+    if queries > 9:
+        check(mixed, right)
+
+
 @by_ways(*NAMED)
 def test_a_mix_of_layers_keeps_the_heads(way):
     layers = [weights_of(way, seed, causal=seed == 4) for seed in (0, 2, 4)]
