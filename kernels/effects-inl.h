@@ -215,17 +215,19 @@ static void add_term(const PairMatrix& x, const PairTerm& t, int64_t row, int64_
   });
 }
 
-// Adds the weights of a tile to the values of the same keys: at once where nothing is masked.
+// Adds the weights of a tile to the values of the same keys: at once where nothing is masked. Its
+// scores are computed in memory for a tile.
 template <class E>
-static void add_weights(const PairTerm& t, PairMemory<E>& m, int64_t j0, int keys) {
+static void add_weights(const PairTerm& t, PairMemory<E>& m, int64_t j0, int keys,
+                        typename E::Real* scores) {
   typedef Vec<typename E::Real> V;
   const Scaling<E> scaling(*t.problem);
   TileMask tile_mask;
-  const Seen seen = score_pairs(*t.problem, scaling, m.m, j0, keys, m.m.scores, tile_mask);
+  const Seen seen = score_pairs(*t.problem, scaling, m.m, j0, keys, scores, tile_mask);
   Seen& known = m.seen[j0 / kKeys];
   if (seen != Seen::all || known == Seen::some) {
-    if (seen != Seen::nothing) weigh_pairs(scaling, m.m, keys, seen, tile_mask, m.m.scores);
-    return add_tile(m, t, j0, keys, seen, m.m.scores);
+    if (seen != Seen::nothing) weigh_pairs(scaling, m.m, keys, seen, tile_mask, scores);
+    return add_tile(m, t, j0, keys, seen, scores);
   }
   const V coefficient = broadcast(typename E::Real(t.coefficient));
   for (int v = 0; v < m.m.rows.vectors; ++v) {
@@ -233,43 +235,48 @@ static void add_weights(const PairTerm& t, PairMemory<E>& m, int64_t j0, int key
     const auto put = [&](int j, V w) { value(j) = w * coefficient; };
     const auto add = [&](int j, V w) { value(j) += w * coefficient; };
     if (known == Seen::all)
-      pair_weights<E, true>(scaling, m.m, v, 0, keys, m.m.scores, add);
+      pair_weights<E, true>(scaling, m.m, v, 0, keys, scores, add);
     else
-      pair_weights<E, true>(scaling, m.m, v, 0, keys, m.m.scores, put);
+      pair_weights<E, true>(scaling, m.m, v, 0, keys, scores, put);
   }
   known = Seen::all;
 }
 
-// Calls `next` for each of several terms, whose rows are those at work then.
-template <class E, class Next>
-static void for_terms(const PairMatrix& x, PairMemory<E>& m, Next next) {
-  for (int64_t i = 0; i < x.term_count; ++i) {
-    m.m.rows = m.of[i].rows, m.m.normalisers = m.of[i].normalisers;
-    next(x.terms[i], m.of[i].rows);
-  }
+// The rows of one of several terms are those at work.
+template <class E>
+static void turn_to(PairMemory<E>& m, int64_t term) {
+  m.m.rows = m.of[term].rows, m.m.normalisers = m.of[term].normalisers;
 }
 
 // Sums several terms for some tiles of queries, and hands on each tile of keys of which any is
-// unmasked: `each` as below. A tile of keys is read for all of these queries while it is near.
+// unmasked: `each` as below. A term's keys are multiplied by all of these queries while they are
+// near.
 template <class E, class Each>
 static void sum_tiles(const PairMatrix& x, int64_t row, int64_t end, PairMemory<E>* tiles,
                       Each each) {
   const int64_t left = (end - row + E::rows - 1) / E::rows;
   const int count = int(left < kSummedTogether ? left : kSummedTogether);
-  for (int i = 0; i < count; ++i) {
-    for_terms(x, tiles[i], [&](const PairTerm& t, Rows<E>& rows) {
-      start_term(x, t, row + i * E::rows, end, tiles[i]);
-      rows = tiles[i].m.rows;
+  const auto for_queries = [&](auto next) {
+    for (int i = 0; i < count; ++i) next(tiles[i], row + i * E::rows);
+  };
+  for (int64_t term = 0; term < x.term_count; ++term)
+    for_queries([&](PairMemory<E>& m, int64_t first) {
+      turn_to(m, term);
+      start_term(x, x.terms[term], first, end, m);
+      m.of[term].rows = m.m.rows;
+      m.streams = true;
     });
-    tiles[i].streams = true;
-  }
   for_tiles(x, [&](int64_t j0, int keys) {
-    for (int i = 0; i < count; ++i) {
-      PairMemory<E>& m = tiles[i];
-      Seen& seen = m.seen[j0 / kKeys] = Seen::nothing;
-      for_terms(x, m, [&](const PairTerm& t, const Rows<E>&) { add_weights(t, m, j0, keys); });
-      if (seen != Seen::nothing) each(m, j0, keys, seen);
-    }
+    const int64_t tile = j0 / kKeys;
+    for_queries([&](PairMemory<E>& m, int64_t) { m.seen[tile] = Seen::nothing; });
+    for (int64_t term = 0; term < x.term_count; ++term)
+      for_queries([&](PairMemory<E>& m, int64_t) {
+        turn_to(m, term);
+        add_weights(x.terms[term], m, j0, keys, tiles->m.scores);
+      });
+    for_queries([&](PairMemory<E>& m, int64_t) {
+      if (m.seen[tile] != Seen::nothing) each(m, j0, keys, m.seen[tile]);
+    });
   });
 }
 

@@ -135,26 +135,24 @@ REGARD_INLINE static void exp2_each(G (&x)[n]) {
 template <int n>
 REGARD_INLINE static void exp2_each(F (&x)[n]) {
   const F magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-  F shifted[n], over[n];
+  F shifted[n];
+  // 2^-127 comes out as 0. Looked at first, x needs no register while its power is computed.
+  for (int i = 0; i < n; ++i) x[i] = x[i] < -126.0f ? broadcast(-127.0f) : x[i];
   for (int i = 0; i < n; ++i) shifted[i] = x[i] + magic;
-  for (int i = 0; i < n; ++i) over[i] = x[i] - (shifted[i] - magic);
-  exp2_fractions(over);
-  for (int i = 0; i < n; ++i) {
-    const U scaled = (U)over[i] + ((U)shifted[i] << 23);  // of the integer only the low bits stay
-    x[i] = x[i] < -126.0f ? F{} : (F)scaled;
-  }
+  for (int i = 0; i < n; ++i) x[i] -= shifted[i] - magic;
+  exp2_fractions(x);
+  for (int i = 0; i < n; ++i)  // of the integer only the low bits stay
+    x[i] = (F)((U)x[i] + ((U)shifted[i] << 23));
 }
 template <int n>
 REGARD_INLINE static void exp2_each(G (&x)[n]) {
   const G magic = broadcast(6755399441055744.0);  // 1.5 * 2^52
-  G shifted[n], over[n];
+  G shifted[n];
+  for (int i = 0; i < n; ++i) x[i] = x[i] < -1022.0 ? broadcast(-1023.0) : x[i];
   for (int i = 0; i < n; ++i) shifted[i] = x[i] + magic;
-  for (int i = 0; i < n; ++i) over[i] = x[i] - (shifted[i] - magic);
-  exp2_fractions(over);
-  for (int i = 0; i < n; ++i) {
-    const W scaled = (W)over[i] + ((W)shifted[i] << 52);
-    x[i] = x[i] < -1022.0 ? G{} : (G)scaled;
-  }
+  for (int i = 0; i < n; ++i) x[i] -= shifted[i] - magic;
+  exp2_fractions(x);
+  for (int i = 0; i < n; ++i) x[i] = (G)((W)x[i] + ((W)shifted[i] << 52));
 }
 #endif
 
