@@ -122,13 +122,13 @@ static inline void register_block(const typename Op::Word* x, int64_t ldx, const
   }
 }
 
-// Not inlined: in a larger function the compiler spills the register block.
+// Not inlined: in a larger function the compiler spills the register block. Aligned: where the loop
+// lies in the lines of decoded instructions makes a difference of 6 % on a first Zen.
 template <class Op, bool transposed, Epilogue epilogue, int V>
-__attribute__((noinline)) static void register_blocks(const typename Op::Word* x, int64_t ldx,
-                                                      const char* a, int64_t lda, int64_t terms,
-                                                      int64_t rows, typename Op::Real* out,
-                                                      int64_t ldo, typename Op::Real* maximum,
-                                                      Prefetcher* prefetcher) {
+__attribute__((noinline, aligned(64))) static void register_blocks(
+    const typename Op::Word* x, int64_t ldx, const char* a, int64_t lda, int64_t terms,
+    int64_t rows, typename Op::Real* out, int64_t ldo, typename Op::Real* maximum,
+    Prefetcher* prefetcher) {
   // Few vectors take more rows: as many independent sums hide the latency of a multiply-add.
   constexpr int tall = V == kVectors ? kRows : kVectors / V * 4;
   const int64_t step = transposed ? int64_t(sizeof(typename Op::Word)) : lda;
