@@ -152,9 +152,8 @@ def test_only_the_modules_made_for_torch_import_it(name):
         assert "torch" not in {imported.partition(".")[0] for imported in imports(name)}
 
 
-SHOWS = [
-    name for name in FILES if name.startswith(("viewer", "_showing.picture", "_showing.figure"))
-]
+SHOWING = "viewer", "_showing.picture", "_showing.heatmap", "_showing.figure"
+SHOWS = [name for name in FILES if name.startswith(SHOWING)]
 
 
 @pytest.mark.parametrize("name", SHOWS)

@@ -15,7 +15,8 @@ from regard.recording._layer import Layer
 from regard.recording._layer_weights import LayerWeights
 
 if TYPE_CHECKING:
-    from regard._showing.figure import Figure, Scale
+    from regard._showing.figure import Figure
+    from regard._showing.heatmap import Scale
     from regard._showing.steps import Steps
     from regard._weights.effects import EffectKind, Effects
     from regard.heads import HeadScores
