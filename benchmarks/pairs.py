@@ -15,7 +15,8 @@ eight strongest keys, and all divergences; then its gradient by the queries and 
 weights alone, and by those of both, from the tensors on: row statistics, divergence, backward.
 Beside the sums of effects and the divergence is their error, in errors of the formulas written out
 in float32. Last, the heatmap of the effects of one long head, a first question without and with the
-output, in the time of that of its weights.
+output, in the time of those of its weights: of the largest, which their scores tell, and of the
+mass, for which every weight is computed, as for effects.
 """
 
 import common
@@ -34,8 +35,8 @@ NAMES = (
     "KL, TV, overlap", "all divergences",
 )  # fmt: skip
 PICTURES = (
-    "of weights", "of effects", "given the output", "effects in weights",
-    "given the output in weights",
+    "of weights", "of their mass", "of effects", "given the output", "effects in weights",
+    "given the output in weights", "effects in mass", "given the output in mass",
 )  # fmt: skip
 SIDES = "gradient of KL by one", "by both"
 
@@ -131,16 +132,21 @@ def measure(report, options, shape, causal):
 
 
 def measure_picture(report, options, shape):
-    """One row: of weights and of effects, both from the row statistics on."""
+    """One row: of weights and of effects, all from the row statistics on."""
     q, k, v, g = common.draw(*[shape] * 4, dtype="float32")
     output, weights = regard.attention(q, k, v, causal=True, return_weights=True)
     runs = {
         "weights": lambda: weights.pool((512, 512)),
+        "mass": lambda: weights.pool((512, 512), "mass"),
         "effects": lambda: weights.effects(v, g).pool((512, 512)),
         "given the output": lambda: weights.effects(v, g, output=output).pool((512, 512)),
     }
     measured = common.interleave(runs, options, least=1)
-    ratios = [measured.ratio(name, to="weights")[0] for name in [*runs][1:]]
+    ratios = [
+        measured.ratio(name, to=own)[0]
+        for own in ("weights", "mass")
+        for name in ("effects", "given the output")
+    ]
     report.row(
         common.shape_name(shape), *(common.ms(measured.median(name)) for name in runs),
         *(f"{ratio:.2f}" for ratio in ratios),
