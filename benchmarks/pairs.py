@@ -15,8 +15,8 @@ eight strongest keys, and all divergences; then its gradient by the queries and 
 weights alone, and by those of both, from the tensors on: row statistics, divergence, backward.
 Beside the sums of effects and the divergence is their error, in errors of the formulas written out
 in float32. Last, the heatmap of the effects of one long head, a first question without and with the
-output, in the time of those of its weights: of the largest, which their scores tell, and of the
-mass, for which every weight is computed, as for effects.
+output, in the time of those of its weights: of the largest, which are found by
+their scores alone, and of the mass, for which every weight is computed, as for effects.
 """
 
 import common

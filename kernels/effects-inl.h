@@ -215,8 +215,8 @@ static void add_term(const PairMatrix& x, const PairTerm& t, int64_t row, int64_
   });
 }
 
-// Adds the weights of a tile to the values of the same keys: at once where nothing is masked. Its
-// scores are computed in memory for a tile.
+// Adds the weights of a tile to the values of the same keys: as they come from the exponential,
+// where nothing is masked. `scores`: memory for a tile.
 template <class E>
 static void add_weights(const PairTerm& t, PairMemory<E>& m, int64_t j0, int keys,
                         typename E::Real* scores) {
@@ -242,7 +242,7 @@ static void add_weights(const PairTerm& t, PairMemory<E>& m, int64_t j0, int key
   known = Seen::all;
 }
 
-// The rows of one of several terms are those at work.
+// Puts the rows of one of several terms to work.
 template <class E>
 static void turn_to(PairMemory<E>& m, int64_t term) {
   m.m.rows = m.of[term].rows, m.m.normalisers = m.of[term].normalisers;
@@ -293,7 +293,7 @@ static void finish_tile(const PairTerm& t, PairMemory<E>& m, int64_t j0, int key
     }
 }
 
-// Computes the values of as many tiles of queries as there is memory for, and hands on each tile of
+// Computes the values of the tiles of queries that are at work at a time, and hands on each tile of
 // keys of which any is unmasked, while its numbers are near: `each(memory of the queries, first
 // key, keys, how much is unmasked)`.
 template <class E, class Each>

@@ -96,7 +96,7 @@ static bool sums_tiles(const PairMatrix& x) {
   return all;
 }
 
-// Tiles of queries that are summed together, and in all other cases one by one.
+// Tiles of queries that are at work at a time: several where terms are summed, else one.
 constexpr int kSummedTogether = 4;
 static int tiles_together(const PairMatrix& x) { return sums_tiles(x) ? kSummedTogether : 1; }
 
@@ -204,8 +204,8 @@ static void mask_unused(const Rows<E>& rows, int keys, typename E::Real* tile) {
   }
 }
 
-// Turns scores into weights, and leaves what is masked: `put(key, weights)` takes those of vector
-// v.
+// Turns the scores of vector v into weights, and leaves what is masked; `put(key, weights)` takes
+// them.
 template <class E, bool all, class Put>
 REGARD_INLINE static void pair_weights(const Scaling<E>& scaling, const ReduceMemory<E>& m, int v,
                                        int low, int high, const typename E::Real* tile, Put put) {

@@ -140,8 +140,8 @@ class BytePairTokenizer:
 
         Raises:
             TypeError: one str instead of several, a text that is no str, or a size that is no int.
-            ValueError: ``vocab_size`` leaves no room for the 256 bytes and BOS, or is larger than
-                any; a lone surrogate, which stands for no bytes.
+            ValueError: ``vocab_size`` leaves no room for the 256 bytes and BOS, or is above
+                4,194,304; a lone surrogate, which stands for no bytes.
         """
         if isinstance(texts, str):  # whose characters would be texts
             raise TypeError(
