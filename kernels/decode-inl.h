@@ -13,17 +13,15 @@
 
 namespace regard::REGARD_NAMESPACE {
 
-constexpr int kDecodeVectors = 4;  // of a register block of four rows
+#if REGARD_LANES == 16 || defined(REGARD_ARM)
+constexpr int kDecodeSums = 16;  // vectors of a register block: with what is multiplied, they fit
+#else
+constexpr int kDecodeSums = 8;
+#endif
 // In bytes:
-constexpr int64_t kDecodeBytes = 256 << 10;  // of the keys of a tile
-constexpr int64_t kPage = 4096;
-constexpr int64_t kPrefetchStart = 4096;  // prefetched where reading goes on elsewhere
-
-// Prefetches the page after that of a row which is the first of its page. The hardware prefetcher
-// fetches the rest of a page that is read in order, but does not cross into the next.
-static inline void prefetch_next_page(const char* row, int64_t stride) {
-  if (int64_t(uintptr_t(row) % kPage) < stride) __builtin_prefetch(row + kPage, 0, 2);
-}
+constexpr int64_t kDecodeBytes = 256 << 10;         // of the keys of a tile
+constexpr int64_t kValueBytes = kDecodeSums << 10;  // of the values that are added at a time
+constexpr int64_t kPrefetchStart = 4096;            // prefetched of the keys of the next tile
 
 template <class E>
 static bool is_decode(const Problem& p) {
@@ -77,12 +75,24 @@ struct DecodeMemory {
   }
 };
 
+// Values that are added next: each is prefetched whole, E::pack of them with every so many keys.
+struct Ahead {
+  const char* row;  // nullptr: none
+  int64_t stride, bytes;
+  int keys;
+};
+
+// How many values of so many bytes are added at a time.
+static inline int values_at_a_time(int64_t bytes) {
+  return int(kValueBytes / (bytes + 1)) / 2 * 2 + 2;
+}
+
 // A register block of R x V sums: out[row] += the weights of R rows times values, `count` numbers
-// of each. `prefetches`: the same numbers of later values.
-template <class E, int R, int V, bool prefetches>
+// of each.
+template <class E, int R, int V>
 __attribute__((noinline)) static void add_register_block(
     const typename DecodeMemory<E>::Weight* weights, const char* value, int64_t stride, int keys,
-    int64_t count, int64_t width, typename E::Real* out) {
+    int64_t count, int64_t width, typename E::Real* out, Ahead& ahead) {
   typedef typename E::Real Real;
   typedef typename E::Word Word;
   constexpr int n = E::lanes;
@@ -92,29 +102,31 @@ __attribute__((noinline)) static void add_register_block(
     return words_at<E>(p + v * n * bytes, V > E::pack ? E::pack * n : count);
   };
   Vec<Real> sum[R][V] = {};
-  for (int j = 0; j < keys; j += E::pack) {
-    const char* row = value + j * stride;
-    [[maybe_unused]] const char* next = j + 1 < keys ? row + stride : nothing;
-    if (prefetches)
-      for (int i = 0; i < E::pack; ++i) prefetch_ahead(row + i * stride, stride, V * n * bytes);
-    Vec<Word> w[R];
+  for (int j = 0; j < keys;) {
+    for (int i = 0; ahead.row && i < E::pack; ++i, ahead.row += ahead.stride)
+      prefetch(ahead.row, ahead.bytes);
+    for (const int end = keys - j < ahead.keys ? keys : j + ahead.keys; j < end; j += E::pack) {
+      const char* row = value + j * stride;
+      [[maybe_unused]] const char* next = j + 1 < keys ? row + stride : nothing;
+      Vec<Word> w[R];
 #pragma GCC unroll 4
-    for (int r = 0; r < R; ++r)
-      w[r] = in_register(broadcast(read<Word>(weights + r * kDecodeKeys + j)));
+      for (int r = 0; r < R; ++r)
+        w[r] = in_register(broadcast(read<Word>(weights + r * kDecodeKeys + j)));
 #pragma GCC unroll 8
-    for (int v = 0; v < V; v += E::pack) {
-      Vec<Word> y[E::pack] = {words(row, v)};
+      for (int v = 0; v < V; v += E::pack) {
+        Vec<Word> y[E::pack] = {words(row, v)};
 #ifdef REGARD_PAIRS
-      if constexpr (E::pack > 1) {
-        const I x = y[0], z = words(next, v);
-        y[0] = interleave<0>(x, z), y[1] = interleave<1>(x, z);
-      }
+        if constexpr (E::pack > 1) {
+          const I x = y[0], z = words(next, v);
+          y[0] = interleave<0>(x, z), y[1] = interleave<1>(x, z);
+        }
 #endif
 #pragma GCC unroll 4
-      for (int i = 0; i < E::pack; ++i) {
-        y[i] = in_register(y[i]);
+        for (int i = 0; i < E::pack; ++i) {
+          y[i] = in_register(y[i]);
 #pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) sum[r][v + i] = E::Op::add(sum[r][v + i], w[r], y[i]);
+          for (int r = 0; r < R; ++r) sum[r][v + i] = E::Op::add(sum[r][v + i], w[r], y[i]);
+        }
       }
     }
   }
@@ -124,48 +136,37 @@ __attribute__((noinline)) static void add_register_block(
     for (int v = 0; v < V; ++v) *(Vec<Real>*)(out + r * width + v * n) += sum[r][v];
 }
 
-// The numbers from d on, in register blocks of V vectors, then of fewer, and as many rows as fit.
-template <class E, int R, int V, bool prefetches>
+// The numbers from d on, in register blocks of V vectors, then of fewer.
+template <class E, int R, int V>
 static void add_register_blocks(const typename DecodeMemory<E>::Weight* weights, const char* value,
                                 int64_t stride, int keys, int64_t d, int64_t Dv, int64_t width,
-                                typename E::Real* out) {
+                                typename E::Real* out, Ahead& ahead) {
   constexpr int64_t n = V * E::lanes;
-  constexpr int fit = 4 * kDecodeVectors / V, T = fit < R ? fit : R;
   const auto add = [&](int64_t count) {
-    for (int r = 0; r < R; r += T)
-      add_register_block<E, T, V, prefetches>(weights + r * kDecodeKeys,
-                                              value + d * int64_t(sizeof(typename E::Bits)), stride,
-                                              keys, count, width, out + r * width + d);
+    add_register_block<E, R, V>(weights, value + d * int64_t(sizeof(typename E::Bits)), stride,
+                                keys, count, width, out + d, ahead);
   };
   for (; d + n <= Dv; d += n) add(n);
   if constexpr (V > E::pack)
-    add_register_blocks<E, R, V / 2, prefetches>(weights, value, stride, keys, d, Dv, width, out);
+    add_register_blocks<E, R, V / 2>(weights, value, stride, keys, d, Dv, width, out, ahead);
   else if (d < Dv)
     add(Dv - d);
 }
 
-// All numbers of some values: page by page where a register block takes whole values, so that they
-// are read strictly in order.
+// All numbers of some values. A register block takes a few columns of them, so they are added a few
+// at a time, and the next are meanwhile prefetched in the order in which they lie.
 template <class E, int R>
 static void add_values(const typename DecodeMemory<E>::Weight* weights, const char* value,
                        int64_t stride, int keys, int64_t Dv, int64_t width, typename E::Real* out) {
-  constexpr int V = 2 * kDecodeVectors;
-  if (Dv > V * E::lanes)
-    return add_register_blocks<E, R, kDecodeVectors, true>(weights, value, stride, keys, 0, Dv,
-                                                           width, out);
+  constexpr int V = kDecodeSums / R < 8 ? kDecodeSums / R : 8;
   const int64_t bytes = Dv * int64_t(sizeof(typename E::Bits));
-  const int page = int(kPage / (bytes + 1)) / 2 * 2 + 2;  // values
-  for (int j = 0; j < keys; j += page) {
-    const int some = keys - j < page ? keys - j : page;
-    for (int i = j; i < j + some; ++i) {
-      const char* row = value + i * stride;
-      if (stride < 2 * bytes)
-        prefetch_next_page(row, stride);
-      else
-        prefetch_ahead(row, stride, bytes);
-    }
-    add_register_blocks<E, R, V, false>(weights + j, value + j * stride, stride, some, 0, Dv, width,
-                                        out);
+  const int some = values_at_a_time(bytes);
+  const int blocks = int((Dv + V * E::lanes - 1) / (V * E::lanes));
+  Ahead ahead{nullptr, stride, bytes, blocks * E::pack};
+  for (int j = 0; j < keys; j += some) {
+    ahead.row = j + some < keys ? value + (j + some) * stride : nullptr;
+    add_register_blocks<E, R, V>(weights + j, value + j * stride, stride,
+                                 keys - j < some ? keys - j : some, 0, Dv, width, out, ahead);
   }
 }
 
@@ -344,14 +345,19 @@ static void decode_tile(const Problem& p, DecodeMemory<E>& m, const DecodeState<
   dot_keys<E, R>(p, m.rows.q + r0 * padded_words<E>(p), p.key.at(m.rows.b, kv, j0), keys,
                  m.scores + r0 * kDecodeKeys);
   const char* const value = p.value ? p.value.at(m.rows.b, kv, j0) : nullptr;
-  if (value) prefetch(value, kPrefetchStart);
+  const int64_t stride = p.value.strides[2], bytes = p.Dv * int64_t(sizeof(typename E::Bits));
+  const int first = keys < values_at_a_time(bytes) ? keys : values_at_a_time(bytes);
   bool whole = true;
-  for (int r = r0; r < r0 + R; ++r) whole &= softmax_keys(p, scaling, m, state, r, j0, keys);
+  for (int r = 0; r < R; ++r) {
+    for (int j = first * r / R; value && j < first * (r + 1) / R; ++j)
+      prefetch(value + j * stride, bytes);
+    whole &= softmax_keys(p, scaling, m, state, r0 + r, j0, keys);
+  }
   prefetch(p.key.at(m.rows.b, kv, j0 + keys), kPrefetchStart);
   if (!value) return;
-  if (whole || finite<E>(value, p.value.strides[2], keys, p.Dv))
-    return add_values<E, R>(m.weights + r0 * kDecodeKeys, value, p.value.strides[2], keys, p.Dv,
-                            width, state.out + r0 * width);
+  if (whole || finite<E>(value, stride, keys, p.Dv))
+    return add_values<E, R>(m.weights + r0 * kDecodeKeys, value, stride, keys, p.Dv, width,
+                            state.out + r0 * width);
   for (int r = r0; r < r0 + R && r < m.rows.count; ++r)
     add_visible_values(p, m, state, r, value, j0, keys);
 }

@@ -118,7 +118,6 @@ static void multiply_rows([[maybe_unused]] const Rows<E>& rows, const TileMask& 
 // Few queries are multiplied with the numbers of a key in the lanes.
 constexpr int64_t kDecodeRows = kFewRows;  // above, queries in the lanes are faster
 constexpr int kDecodeKeys = 512;           // of a tile, or fewer where they are long
-constexpr int64_t kPrefetchAhead = 16384;  // prefetch distance in bytes
 constexpr int kStretches = 4;              // of a tile's keys, read side by side
 constexpr int64_t kStretchAhead = 2048;    // prefetch distance in each, in bytes
 
@@ -170,11 +169,6 @@ static inline void prefetch(const char* p, int64_t bytes) {
   for (int64_t x = 0; x < bytes; x += 64) __builtin_prefetch(p + x, 0, 2);
 }
 
-// Prefetches the row that lies kPrefetchAhead bytes after this one.
-static inline void prefetch_ahead(const char* row, int64_t stride, int64_t bytes) {
-  prefetch(row + (kPrefetchAhead / (stride > 0 ? stride : 1) + 1) * stride, bytes);
-}
-
 // The dot products of R rows of queries with `keys` keys: scores[row][kDecodeKeys]. A score has the
 // same bits for any R. Keys are taken from several stretches side by side, each in order, which
 // hardware prefetchers follow: 1.7 times as many float32 a second as four neighbouring rows.
@@ -199,7 +193,7 @@ __attribute__((noinline)) static void dot_keys(const Problem& p, const typename 
     Vec<Real> sum[n] = {};
     const auto add = [&](int64_t w, int64_t count) {
       Vec<Word> q[R];
-      for (int r = 0; r < R; ++r) q[r] = *(const Vec<Word>*)(queries + r * width + w);
+      for (int r = 0; r < R; ++r) q[r] = in_register(*(const Vec<Word>*)(queries + r * width + w));
       for (int i = 0; i < K; ++i) {
         __builtin_prefetch(row[i] + ahead + w * bytes);
         const Vec<Word> k = words_at<E>(row[i] + w * bytes, count);

@@ -233,6 +233,14 @@ static inline void exchange_lanes(V& x, V& y, std::index_sequence<i...>) {
 }
 template <int half, class V>
 static inline void exchange(V& x, V& y) {
+#if REGARD_LANES == 8  // a first Zen has 8 operations for vperm2f128, and 3 for these two
+  if constexpr (half * sizeof(x[0]) == 16) {
+    const __m256 a = (__m256)x, b = (__m256)y;
+    x = (V)_mm256_insertf128_ps(a, _mm256_castps256_ps128(b), 1);
+    y = (V)_mm256_blend_ps(b, _mm256_castps128_ps256(_mm256_extractf128_ps(a, 1)), 0x0f);
+    return;
+  }
+#endif
   exchange_lanes<half>(x, y, std::make_index_sequence<sizeof(V) / sizeof(x[0])>());
 }
 #endif
