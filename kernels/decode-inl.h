@@ -34,14 +34,21 @@ static int64_t decode_splits(const Problem& p) {
 
 template <class E>
 static int64_t decode_width(const Problem& p) {
-  constexpr int64_t n = E::pack * E::lanes;
+  constexpr int64_t n = E::pack * E::loaded * E::lanes;
   return (p.Dv + n - 1) / n * n;
+}
+
+// Where number d of an output is: vectors of one load lie side by side.
+template <class E>
+static int64_t output_index(int64_t d) {
+  constexpr int64_t n = E::lanes, loaded = E::loaded;
+  return d / (loaded * n) * (loaded * n) + d % loaded * n + d % (loaded * n) / loaded;
 }
 
 // The partial result of one part of a split.
 template <class E>
 struct DecodeState {
-  typename E::Real* out;      // [row][decode_width]
+  typename E::Real* out;      // [row][decode_width], in the order of output_index
   typename E::Real* maximum;  // [row]: the largest score
   double* total;              // the denominator: the sum of the weights
   double* rounded;            // that of the weights as rounded to pairs, rescaled as `out` is
@@ -95,11 +102,11 @@ __attribute__((noinline)) static void add_register_block(
     int64_t count, int64_t width, typename E::Real* out, Ahead& ahead) {
   typedef typename E::Real Real;
   typedef typename E::Word Word;
-  constexpr int n = E::lanes;
+  constexpr int n = E::lanes, S = E::pack * E::loaded;  // vectors of one load
   constexpr int64_t bytes = sizeof(typename E::Bits);
   alignas(64) static constexpr char nothing[V * n * bytes] = {};
-  const auto words = [&](const char* p, int v) {  // one load for E::pack vectors
-    return words_at<E>(p + v * n * bytes, V > E::pack ? E::pack * n : count);
+  const auto words = [&](const char* p, int v) {
+    return load_words<E>(p + v * n * bytes, V > S ? S * n : count);
   };
   Vec<Real> sum[R][V] = {};
   for (int j = 0; j < keys;) {
@@ -113,16 +120,18 @@ __attribute__((noinline)) static void add_register_block(
       for (int r = 0; r < R; ++r)
         w[r] = in_register(broadcast(read<Word>(weights + r * kDecodeKeys + j)));
 #pragma GCC unroll 8
-      for (int v = 0; v < V; v += E::pack) {
-        Vec<Word> y[E::pack] = {words(row, v)};
+      for (int v = 0; v < V; v += S) {
+        const auto x = words(row, v);
+        Vec<Word> y[S];
 #ifdef REGARD_PAIRS
         if constexpr (E::pack > 1) {
-          const I x = y[0], z = words(next, v);
+          const I z = words(next, v);
           y[0] = interleave<0>(x, z), y[1] = interleave<1>(x, z);
-        }
+        } else
 #endif
+          for (int i = 0; i < S; ++i) y[i] = words_of<E>(x, i);
 #pragma GCC unroll 4
-        for (int i = 0; i < E::pack; ++i) {
+        for (int i = 0; i < S; ++i) {
           y[i] = in_register(y[i]);
 #pragma GCC unroll 4
           for (int r = 0; r < R; ++r) sum[r][v + i] = E::Op::add(sum[r][v + i], w[r], y[i]);
@@ -147,7 +156,7 @@ static void add_register_blocks(const typename DecodeMemory<E>::Weight* weights,
                                 keys, count, width, out + d, ahead);
   };
   for (; d + n <= Dv; d += n) add(n);
-  if constexpr (V > E::pack)
+  if constexpr (V > E::pack * E::loaded)
     add_register_blocks<E, R, V / 2>(weights, value, stride, keys, d, Dv, width, out, ahead);
   else if (d < Dv)
     add(Dv - d);
@@ -329,7 +338,7 @@ static void add_visible_values(const Problem& p, const DecodeMemory<E>& m,
     if (!attends(p, m.rows, r, j0 + j)) continue;
     const auto w = m.weights[r * kDecodeKeys + j];
     for (int64_t d = 0; d < p.Dv; ++d)
-      state.out[r * decode_width<E>(p) + d] +=
+      state.out[r * decode_width<E>(p) + output_index<E>(d)] +=
           number<Real>((const char*)&w, E::pack > 1 ? E::type : real_type<Real>) *
           number<Real>(value + j * p.value.strides[2] + d * int64_t(sizeof(typename E::Bits)),
                        E::type);
@@ -390,6 +399,15 @@ static void run_decode(const void* pass, int64_t task, char* memory, const Stop&
   }
 }
 
+// Numbers of even and of odd index become those of the lower and of the higher.
+template <class V>
+static void alternate(V (&x)[2]) {
+  constexpr int n = sizeof(V) / sizeof(x[0][0]);
+  V y[2];
+  for (int i = 0; i < 2 * n; ++i) y[i / n][i % n] = x[i % 2][i / 2];
+  x[0] = y[0], x[1] = y[1];
+}
+
 // Merges the partial results of the rows of a key head in their order, and writes the rows.
 template <class E>
 static void run_decode_merge(const void* pass, int64_t head, char* memory, const Stop&) {
@@ -422,11 +440,16 @@ static void run_decode_merge(const void* pass, int64_t head, char* memory, const
     const int64_t row = (m.rows.b * p.Hq + m.rows.head[r]) * p.Lq + m.rows.index[r];
     if (f.maximum) ((Real*)f.maximum)[row] = most[0], ((Real*)f.total)[row] = total[0];
     char* const to = f.out.into(m.rows.b, m.rows.head[r], m.rows.index[r]);
-    for (int64_t d = 0; d < p.Dv; d += n) {
-      Vec<Real> out = {};
-      for (int64_t i = 0; i < splits; ++i)
-        out += *(const Vec<Real>*)(part(i).out + r * width + d) * factor(i);
-      put_output<E>(f.out, to, d, out * by, p.Dv - d);
+    for (int64_t d = 0; d < p.Dv; d += E::loaded * n) {
+      Vec<Real> out[E::loaded] = {};
+      for (int v = 0; v < E::loaded; ++v) {
+        for (int64_t i = 0; i < splits; ++i)
+          out[v] += *(const Vec<Real>*)(part(i).out + r * width + d + v * n) * factor(i);
+        out[v] *= by;
+      }
+      if constexpr (E::loaded == 2) alternate(out);
+      for (int v = 0; v < E::loaded && d + v * n < p.Dv; ++v)
+        put_output<E>(f.out, to, d + v * n, out[v], p.Dv - d - v * n);
     }
   }
 }

@@ -51,6 +51,9 @@ struct Element {
       sizeof(Word) == pack * sizeof(Bits) && parts == 1;
   static constexpr bool rounds = pack > 1 && parts == 1;  // weights, to bfloat16
   static constexpr int lanes = Simd<Real>::lanes;
+  // Vectors of words that few queries take from one load: the numbers of even and those of odd
+  // index are the halves of bfloat16 pairs, which are two floats by a shift and a mask.
+  static constexpr int loaded = t == Type::bfloat16 && pack == 1 ? 2 : 1;
   static constexpr int vectors = by == By::tiles_forward ? 2 : kVectors;
   static constexpr int rows = vectors * lanes;  // of a tile of queries
   static constexpr int keys = kKeys;
@@ -116,6 +119,28 @@ static inline Vec<typename E::Word> words_at(const char* p, int64_t count) {
   } else
 #endif
     return numbers<typename E::Real, E::type>(p, count);
+}
+
+// One load of up to `count` numbers, of which the others are 0, and vector i of E::loaded of it.
+template <class E>
+static inline auto load_words(const char* p, int64_t count) {
+  if constexpr (E::loaded == 1) {
+    return words_at<E>(p, count);
+  } else {
+    U x = {};
+    if (count >= 2 * E::lanes)
+      x = read<U>(p);
+    else
+      __builtin_memcpy(&x, p, size_t(count) * sizeof(uint16_t));
+    return x;
+  }
+}
+template <class E>
+static inline auto words_of(auto x, int i) {
+  if constexpr (E::loaded == 1)
+    return x;
+  else
+    return i ? (F)(x & 0xffff0000u) : (F)(x << 16);
 }
 
 // Transposes `count` rows of D numbers into the lanes: out[part][word][row], zeros after `count`.

@@ -130,10 +130,11 @@ static bool few_queries(const Problem& p) {
   return p.group_rows <= most;
 }
 
-// Words of a query that is stored row-major, padded to whole vectors.
+// Words of a query that is stored row-major, padded to whole loads.
 template <class E>
 static int64_t padded_words(const Problem& p) {
-  return (E::words(p.D) + E::lanes - 1) / E::lanes * E::lanes;
+  constexpr int64_t n = E::loaded * E::lanes;
+  return (E::words(p.D) + n - 1) / n * n;
 }
 
 template <class E>
@@ -157,10 +158,12 @@ static void load_queries(const Problem& p, const Rows<E>& rows) {
   const int64_t width = padded_words<Few>(p);
   std::memset((void*)rows.q, 0, size_t(kDecodeRows * width) * sizeof(Word));
   for (int r = 0; r < rows.count; ++r)
-    for (int64_t w = 0; w < Few::words(p.D); w += Few::lanes)
-      store<Word>(few_rows(rows) + r * width + w,
-                  words_at<Few>(rows.query[r] + w * Few::pack * int64_t(sizeof(typename E::Bits)),
-                                p.D - w * Few::pack));
+    for (int64_t w = 0; w < Few::words(p.D); w += Few::loaded * Few::lanes) {
+      const auto x = load_words<Few>(
+          rows.query[r] + w * Few::pack * int64_t(sizeof(typename E::Bits)), p.D - w * Few::pack);
+      for (int i = 0; i < Few::loaded; ++i)
+        store<Word>(few_rows(rows) + r * width + w + i * Few::lanes, words_of<Few>(x, i));
+    }
 }
 
 // Software prefetch of the cache lines of some bytes. Into L2: L1 has too few line fill buffers to
@@ -181,7 +184,8 @@ __attribute__((noinline)) static void dot_keys(const Problem& p, const typename 
   constexpr int n = E::lanes, K = n / R, S = K < kStretches ? K : kStretches, T = K / S;
   static_assert(kDecodeKeys % K == 0);
   const int64_t stride = p.key.strides[2], bytes = E::pack * int64_t(sizeof(typename E::Bits));
-  const int64_t whole = p.D / (n * E::pack) * n, width = padded_words<E>(p);
+  constexpr int64_t step = n * E::loaded;
+  const int64_t whole = p.D / (step * E::pack) * step, width = padded_words<E>(p);
   const int64_t ahead = (kStretchAhead / (stride > 0 ? stride : 1) + 1) * stride;
   const int stretch = (keys + K - 1) / K * T;
   for (int j = 0; j < stretch; j += T) {
@@ -192,15 +196,22 @@ __attribute__((noinline)) static void dot_keys(const Problem& p, const typename 
     }
     Vec<Real> sum[n] = {};
     const auto add = [&](int64_t w, int64_t count) {
-      Vec<Word> q[R];
-      for (int r = 0; r < R; ++r) q[r] = in_register(*(const Vec<Word>*)(queries + r * width + w));
+      decltype(load_words<E>(key, count)) x[K];
       for (int i = 0; i < K; ++i) {
         __builtin_prefetch(row[i] + ahead + w * bytes);
-        const Vec<Word> k = words_at<E>(row[i] + w * bytes, count);
-        for (int r = 0; r < R; ++r) sum[r * K + i] = E::Op::add(sum[r * K + i], q[r], k);
+        x[i] = load_words<E>(row[i] + w * bytes, count);
+      }
+      for (int v = 0; v < E::loaded; ++v) {
+        Vec<Word> q[R];
+        for (int r = 0; r < R; ++r)
+          q[r] = in_register(*(const Vec<Word>*)(queries + r * width + w + v * n));
+        for (int i = 0; i < K; ++i) {
+          const Vec<Word> k = words_of<E>(x[i], v);
+          for (int r = 0; r < R; ++r) sum[r * K + i] = E::Op::add(sum[r * K + i], q[r], k);
+        }
       }
     };
-    for (int64_t w = 0; w < whole; w += n) add(w, n * E::pack);
+    for (int64_t w = 0; w < whole; w += step) add(w, step * E::pack);
     if (whole < width) add(whole, p.D - whole * E::pack);
     const Vec<Real> all = fold_each(sum, [](Vec<Real> x, Vec<Real> y) { return x + y; });
     for (int r = 0; r < R; ++r)  // past the last key too, where there is room
