@@ -362,7 +362,7 @@ def layouts_refuse(size):
         (TypeError, "length is a float; an int", lambda: Layout(3.0)),
         (ValueError, "length is -1; it must not", lambda: Layout(-1)),
         (ValueError, "order is 'zag'; one of 'zigzag'", lambda: Layout(3, None, "zag")),
-        (TypeError, "mesh is a int; a DeviceMesh", lambda: Layout(3, 4)),
+        (TypeError, "mesh is an int; a DeviceMesh", lambda: Layout(3, 4)),
         (TypeError, "shard: x is a list", lambda: layout.shard([1], 0)),
         (regard.ShapeError, "8 tokens along axis 0; 9", lambda: layout.shard(torch.zeros(8), 0)),
         (regard.ShapeError, "dim is 2, and x has 1", lambda: layout.shard(torch.zeros(9), 2)),
@@ -400,13 +400,13 @@ def a_call_that_every_rank_gets_wrong_is_told_in_its_own_words(size):
     assert "tokens; rank" in raised(
         regard.ShapeError, lambda: attention(wrong, k, v, layout=layout)
     )
-    assert "query is a ndarray" in raised(
+    assert "query is an ndarray" in raised(
         TypeError, lambda: attention(q.numpy(), k, v, layout=layout)
     )
     with watching.watched(lambda *_: None):
         text = raised(regard.UnsupportedError, lambda: attention(q, k, v, layout=layout))
     assert "regard.record or regard.watch looks on" in text, text
-    assert "layout is a int" in raised(TypeError, lambda: attention(q, k, v, layout=9))
+    assert "layout is an int" in raised(TypeError, lambda: attention(q, k, v, layout=9))
 
 
 def a_rank_that_disagrees_is_named_on_every_rank(size):
@@ -536,6 +536,35 @@ def a_gradient_that_one_rank_cannot_give_is_told_by_every_other(size):
         text = raised(RankError, lambda: out.sum().backward())
         assert "attention's gradient: rank 0 refused the call: RuntimeError" in text, text
     assert torch.isfinite(attention(*own, layout=layout)).all()  # the group goes on
+
+
+def a_gradient_of_heads_that_one_rank_cannot_give_is_told_by_every_other(size):
+    layout, wide = Layout(9), torch.float64
+    _, own = small(layout, Hq=size, Hkv=size)
+    for name, x in (
+        ("sinks", torch.ones(size, dtype=wide)),
+        ("bias", torch.ones(1, 9, dtype=wide)),
+        ("key_lengths", torch.tensor(7)),
+    ):
+        leaves = [leaf(y) for y in own]
+        out = attention(*leaves, layout=layout, method="heads", **{name: x})
+        if layout.rank == 0:
+            x.zero_()
+            text = raised(RuntimeError, lambda y=out: y.sum().backward())
+            assert f"{name} was written to since the output" in text, text
+        else:
+            text = raised(RankError, lambda y=out: y.sum().backward())
+            assert "attention's gradient: rank 0 refused the call: RuntimeError" in text, text
+    assert torch.isfinite(attention(*own, layout=layout)).all()  # the group goes on
+    mask = torch.ones(layout.count, 9, dtype=torch.bool)
+    grads = []
+    for written in (False, True):
+        leaves = [leaf(y) for y in own]
+        out = attention(*leaves, layout=layout, method="heads", mask=mask)
+        if written:  # of which the ranks have copies
+            mask.zero_()
+        grads.append(torch.autograd.grad(out.sum(), leaves))
+    assert all(map(torch.equal, *grads))
 
 
 def a_compiled_model_computes_it_between_its_graphs(size):
@@ -796,6 +825,7 @@ OF_SEVERAL = (
     a_rank_without_the_store_says_that_another_may_have_ended_first,
     a_rank_that_disagrees_is_named_on_every_rank,
     a_gradient_that_one_rank_cannot_give_is_told_by_every_other,
+    a_gradient_of_heads_that_one_rank_cannot_give_is_told_by_every_other,
 )
 OF_FOUR = (
     a_row_of_large_scores_has_the_sum_of_one_process,

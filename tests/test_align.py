@@ -193,7 +193,7 @@ def test_parts_and_heads_with_numbers_of_their_own():
         (lambda w: regard.align([w], [(0, True)]), TypeError, "head True is a bool; an int is"),
         (lambda w: regard.align([w], [(0, 1.0)]), TypeError, "head 1.0 is a float; an int is"),
         (lambda w: regard.align([w], np.arange(2)), TypeError, r"pairs \(layer, head\) are needed"),
-        (lambda w: regard.align(w, [(0, 0)]), TypeError, "layers has a ndarray; AttentionWeights"),
+        (lambda w: regard.align(w, [(0, 0)]), TypeError, "layers has an ndarray; AttentionWeights"),
         (
             lambda w: regard.align([w, w.part(slice(3))], [(0, 0), (1, 0)]),
             regard.ShapeError, r"layers of \(9, 9\) and \(3, 9\), without heads",

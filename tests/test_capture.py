@@ -277,6 +277,19 @@ def test_a_file_is_read_when_it_is_first_asked_for_anything(tmp_path):
         print(recording.layers)
 
 
+def test_what_is_assigned_to_a_file_that_was_not_read_is_kept(tmp_path):
+    with regard.record(path=tmp_path / "one") as recording:
+        Blocks()(X)
+    recording.model = "mine"
+    assert (recording.weights[0]._origin.model, recording.model) == ("mine", "mine")
+    with regard.record() as recording:
+        with pytest.raises(regard.RecordingError, match="there is nothing yet"):
+            recording.model = "mine"
+        Blocks()(X.expand(2, -1, -1))
+    with pytest.raises(regard.RecordingError, match="a batch of 2 texts"):
+        recording.model = "mine"
+
+
 @pytest.mark.skipif(os.name != "posix", reason="Windows cuts no file that is mapped")
 def test_a_file_that_was_cut_before_it_was_read_is_said_to_be(tmp_path):
     path = tmp_path / "a.safetensors"

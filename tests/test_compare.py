@@ -343,3 +343,37 @@ def test_means_over_heads_have_gradients_too():
     torch.testing.assert_close(found, plain)
     for x, y in zip(got, torch.autograd.grad(plain.sum(), (k, other))):
         torch.testing.assert_close(x, y, atol=1e-12, rtol=1e-8)
+
+
+def test_kinds_that_can_be_read_once_are_read_once():
+    a, b = (AttentionWeights(numbers(5, 4, seed=n), numbers(5, 4, seed=n)) for n in (0, 1))
+    comparison = regard.compare(a, b)
+    found = comparison.divergences(kinds=(kind for kind in ("kl", "overlap")))
+    assert list(found) == ["kl", "overlap"]
+    with pytest.raises(TypeError, match="divergences: kinds is an int; a list of names is needed"):
+        comparison.divergences(kinds=5)
+
+
+@by_ways(*NAMED)
+@pytest.mark.parametrize(
+    ("dtype", "size"), [("float32", 1e18), ("float64", 1e30), ("float64", 1e150)]
+)
+def test_scores_near_the_largest_number_have_exact_weights_and_divergences(dtype, size, way):
+    q, k, v = (numbers(2, 7, 4, seed=n).astype(dtype) for n in range(3))
+    one, other = (x.astype(float) @ k.astype(float).swapaxes(-1, -2) / 2 for x in (q, q[:, ::-1]))
+    first, second = one.argmax(-1)[..., None], other.argmax(-1)[..., None]
+    q, k = (x * x.dtype.type(size) for x in (q, k))
+    output, weights = way.ask(q, k, v, return_weights=True)
+    np.testing.assert_array_equal(np.asarray(output), np.take_along_axis(v, first, 1))
+    np.testing.assert_array_equal(np.asarray(weights), np.eye(7)[first[..., 0]])
+    assert not np.asarray(weights.entropy()).any()
+    lse = np.take_along_axis(one, first, -1)[..., 0] * size * size
+    np.testing.assert_allclose(np.asarray(weights.lse), lse, rtol=1e-5)
+    np.testing.assert_allclose(np.asarray(weights.max_score), lse.max(-1), rtol=1e-5)
+    others = AttentionWeights(*map(way.convert, (q[:, ::-1].copy(), k)), backend=way.backend)
+    lost = (other.max(-1) - np.take_along_axis(other, first, -1)[..., 0]) * size * size
+    assert (lost > 0).any()
+    found = np.asarray(regard.divergence(weights, others))
+    np.testing.assert_allclose(found, lost, rtol=1e-4)
+    apart = np.asarray(regard.divergence(weights, others, "total_variation"))
+    np.testing.assert_array_equal(apart, (first != second)[..., 0])

@@ -528,6 +528,7 @@ def test_faults_are_named():
         (ValueError, lambda: effects.pool((0, 1)), "each side must be at least 1"),
         (TypeError, lambda: effects.pool(3), "a pair of ints"),
         (ValueError, lambda: effects.pool((3, 3), "sum"), "pool: how is 'sum'"),
+        (ValueError, lambda: effects.pool((3, 3), ["max"]), r"pool: how is \['max'\]"),
         (regard.ShapeError, lambda: effects @ g, "effects: @ of"),
         (TypeError, lambda: effects @ torch.ones(Lk), "another library or device; .* NumPy"),
         (TypeError, lambda: effects @ np.ones(Lk, int), "@ of int64"),
@@ -560,6 +561,41 @@ def test_what_is_infinite_is_so_in_every_answer(of, kind, way):
         np.testing.assert_allclose(
             abs(np.asarray(ask(effects))), abs(np.asarray(ask(exact))), rtol=1e-8, atol=1e-10
         )
+
+
+@by_ways(*NAMED)
+@pytest.mark.parametrize("size", [1.0, 12.0])  # of scores: weights below 1/2, and above
+@pytest.mark.parametrize("infinite", [np.inf, -np.inf])
+def test_a_change_of_an_infinite_output_is_infinite_and_undefined_at_its_infinite_values(
+    infinite, size, way
+):
+    q, k, v, _ = operands()
+    v[:, :, 3:9:2, 1] = infinite
+    arrays = [way.convert(x) for x in (size * q, k, v)]
+    weights = AttentionWeights(*arrays[:2], causal=True, query_start=0, backend=way.backend)
+    effects = weights.effects(arrays[2], kind="change")
+    seen = np.tri(Lq, Lk, dtype=bool)
+    reached = (seen & ~np.isfinite(v[0, 0]).all(-1)).any(-1)[:, None]
+    exact = np.where(reached & seen, np.inf, 0.0)
+    exact[np.broadcast_to(seen, exact.shape) & ~np.isfinite(v[0, 0]).all(-1)] = np.nan
+    found, rows = np.asarray(effects), reached[:, 0]
+    np.testing.assert_array_equal(
+        found[..., rows, :], np.broadcast_to(exact, found.shape)[..., rows, :]
+    )
+    assert np.isfinite(found[..., ~rows, :]).all()
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_allclose(np.asarray(effects.received()), found.sum(-2), rtol=1e-9)
+    assert np.isposinf(np.asarray(effects.strongest(9).value)).all()
+    assert np.isposinf(np.asarray(effects.topk(2).values)[..., rows, :]).all()
+
+
+@by_ways(*NAMED)
+@pytest.mark.parametrize("size", [1e200, 1e-200])
+def test_a_change_is_as_exact_with_values_whose_squares_no_number_holds(size, way):
+    q, k, v, g = operands()
+    exact = dense("change", q, k, v, g, causal=True)
+    effects = effects_by(way, "change", q, k, size * v, g, causal=True)
+    np.testing.assert_allclose(np.asarray(effects) / size, exact, atol=1e-11)
 
 
 def test_a_large_sink_of_a_row_that_sees_nothing_overflows_nothing():

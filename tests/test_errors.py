@@ -1,10 +1,14 @@
 """Bad input gets an error that says what was found, what is needed, and the way out."""
 
+import array
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 import regard
+from regard._base.errors import a_type
 
 x = np.ones((2, 4, 6, 8), np.float32)
 ones = np.ones
@@ -152,7 +156,7 @@ BAD_TYPES = {
     "one interval": (
         (x, x, x),
         {"intervals": np.zeros((2, 6), int)},
-        "intervals is a ndarray; a pair is needed: the first key that each query sees",
+        "intervals is an ndarray; a pair is needed: the first key that each query sees",
     ),
     "three ends of intervals": (
         (x, x, x),
@@ -402,3 +406,34 @@ def test_the_weights_check_their_arguments_too():
         regard.AttentionWeights(ones((12, 3, 4)), ones((5, 3, 4)))
     with pytest.raises(TypeError, match="mask is float64"):
         regard.AttentionWeights(ones((3, 4)), ones((3, 4)), mask=ones((3, 3)))
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        (3, "an int"),
+        ("3", "a str"),
+        ([], "a list"),
+        (None, "a NoneType"),
+        (ones(1), "an ndarray"),
+        (regard.AttentionWeights(x, x), "an AttentionWeights"),
+        (np.uint8(1), "a uint8"),
+        (torch.nn.LSTM(1, 1), "an LSTM"),
+        (torch.nn.MultiheadAttention(1, 1), "a MultiheadAttention"),
+        (torch.nn.Linear(1, 1), "a Linear"),
+    ],
+)
+def test_what_is_found_has_its_article(found, told):
+    assert a_type(found) == told
+
+
+def test_what_is_found_is_told_with_its_module():
+    assert a_type(torch.ones(1), whole=True) == "a torch.Tensor"
+    with pytest.raises(TypeError, match=r"query is an array\.array; NumPy arrays and"):
+        regard.attention(array.array("f", [1.0]), x, x)
+
+
+def test_messages_are_written_with_the_article_of_what_is_found():
+    package = Path(regard.__file__).parent
+    texts = {path: path.read_text() for path in package.rglob("*.py") if "viewer" not in path.parts}
+    assert [str(path) for path, text in texts.items() if "a {type(" in text] == []

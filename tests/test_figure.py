@@ -321,7 +321,7 @@ def test_torch_weights_are_drawn():
         ({"layer": 0, "heads": [(0, 1)]}, TypeError, "name one head"),
         ({"head": 0, "heads": [(0, 1)]}, TypeError, "name one head"),
         ({"heads": []}, TypeError, "heads is empty; name at least one"),
-        ({"heads": 3}, TypeError, r"heads is a int; a list of \(layer, head\) is needed"),
+        ({"heads": 3}, TypeError, r"heads is an int; a list of \(layer, head\) is needed"),
         ({"heads": [3]}, TypeError, r"heads has 3; a pair \(layer, head\)"),
         ({"layer": 2, "head": 0}, IndexError, "layer 2; there are 2, 0 to 1"),
         ({"layer": 0, "head": 3}, IndexError, "head 3; there are 3, 0 to 2"),

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import regard
 from regard.heads import HeadScores, Reader, head_scores, place_to_open
 from regard.recording import Layer, Recording
 
@@ -152,6 +153,33 @@ def test_no_queries_are_an_error(scores):
     assert isinstance(scores, HeadScores)
     with pytest.raises(ValueError, match="queries is 0; at least 1"):
         head_scores(recording_of(np.ones((1, 1, 1)), ["a"]), queries=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        (3, "an int"),
+        ("a.safetensors", "a str"),
+        (None, "a NoneType"),
+        (regard.AttentionWeights(np.eye(2), np.eye(2)), "an AttentionWeights"),
+    ],
+)
+def test_what_is_no_recording_is_told(given, found):
+    told = rf"^head_scores: {found} is no Recording; .*Recording\(tokens, \[weights.layer\(\)"
+    with pytest.raises(TypeError, match=told):
+        head_scores(given)
+    with pytest.raises(TypeError, match=told):
+        place_to_open(given)
+
+
+@pytest.mark.parametrize("name", ["queries", "receivers"])
+@pytest.mark.parametrize("given", [2.5, True, "3", [3]])
+def test_counts_of_heads_are_ints(name, given):
+    recording = recording_of(np.ones((1, 1, 1)), ["a"])
+    with pytest.raises(TypeError, match=f"^head_scores: {name} .* an int is needed"):
+        recording.heads(**{name: given})
+    counted = head_scores(recording, **{name: np.int64(1)})
+    assert (counted.queries, counted.receivers.shape[-1]) == (1, 1)
 
 
 def test_a_previous_token_head_is_no_induction_head_where_a_token_returns_after_one():
@@ -353,7 +381,8 @@ def test_scores_sort_and_become_columns(exact, monkeypatch):
     assert columns["induction"] == sorted(columns["induction"], reverse=True)
     least = exact.sort("entropy").columns()["entropy"]
     assert least == sorted(least)
-    assert by.sort("layer").order == exact.order
+    assert by.sort("layer").order == by.sort("layer", ascending=True).order == exact.order
+    assert by.sort("layer", ascending=False).order == exact.order[::-1]
     assert {len(column) for column in columns.values()} == {len(exact_heads())}
     with pytest.raises(KeyError, match="there is no 'x'; there are 'previous token'"):
         exact.sort("x")

@@ -575,7 +575,7 @@ def test_edges_are_rising_however_far_they_are_apart(some):
 
 def test_arrays_and_tensors_do_not_mix():
     weights = AttentionWeights(torch.eye(3), torch.eye(3))
-    with pytest.raises(TypeError, match=r"x is a ndarray; a tensor.*torch.as_tensor"):
+    with pytest.raises(TypeError, match=r"x is an ndarray; a tensor.*torch.as_tensor"):
         weights @ np.ones(3)
     with pytest.raises(TypeError, match="x is complex64; real numbers"):
         weights @ torch.ones(3, dtype=torch.complex64)

@@ -575,7 +575,7 @@ ON_META = TENSORS[0].to("meta"), RowStatistics(*(x.to("meta") for x in TENSORS[1
     [
         ([], ValueError, "there is no part"),
         (None, TypeError, r"parts is a NoneType; a list of \(output, statistics\)"),
-        (PART, TypeError, r"part 0 is a ndarray; \(output, statistics\) is needed"),
+        (PART, TypeError, r"part 0 is an ndarray; \(output, statistics\) is needed"),
         ([STATISTICS], TypeError, r"part 0 is a RowStatistics; \(output, statistics\)"),
         ([(X, X)], TypeError, r"part 0 is a tuple"),
         ([PART, (None, STATISTICS)], TypeError, "some parts have an output and others have None"),
@@ -622,7 +622,7 @@ def test_sinks_that_do_not_fit_are_named(sinks, error, said):
 @pytest.mark.parametrize(
     ("statistics", "error", "said"),
     [
-        (X, TypeError, r"a ndarray is given; RowStatistics\(maximum, total\) is needed"),
+        (X, TypeError, r"an ndarray is given; RowStatistics\(maximum, total\) is needed"),
         ((1.0, 2.0), TypeError, "maximum is a float; an array is needed"),
         ((X[..., 0].astype(int), X[..., 0]), TypeError, "maximum is int64; floating numbers"),
         ((X[..., 0], X[:2, :, 0]), ShapeError, r"total has shape \(2, 3\); .* needed: \(4, 3\)"),
@@ -651,7 +651,7 @@ def test_statistics_of_16_bits_would_make_other_weights(dtype):
     [
         ({"key_start": 3}, TypeError, "query_start is missing; with key_start, query_step or"),
         ({"key_step": 2}, TypeError, "query_start is missing"),
-        ({"key_start": 3, "query_start": np.array([1])}, TypeError, "query_start is a ndarray"),
+        ({"key_start": 3, "query_start": np.array([1])}, TypeError, "query_start is an ndarray"),
         ({"key_start": 1.5, "query_start": 0}, TypeError, "key_start is a float; an int is needed"),
         ({"key_start": True, "query_start": 0}, TypeError, "key_start is a bool"),
         ({"key_step": 0, "query_start": 0}, ValueError, r"key_step is 0; it must be from 1 to"),

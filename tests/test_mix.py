@@ -135,7 +135,7 @@ def test_faults_of_mixes_are_named():
         (ValueError, lambda: regard.mix([]), "no matrices"),
         (TypeError, lambda: weights.mix(1.5), "heads is a float; a list of ints is needed"),
         (TypeError, lambda: regard.mix([q]), "ndarray is no matrix of weights"),
-        (TypeError, lambda: regard.mix(weights), r"is a AttentionWeights; a list is .* \[a, b\]"),
+        (TypeError, lambda: regard.mix(weights), r"is an AttentionWeights; a list is .* \[a, b\]"),
         (TypeError, lambda: regard.mix(weights.mix()), "matrices is a Mix; a list is needed"),
         (TypeError, lambda: regard.mix(None), "matrices is a NoneType; a list is needed"),
         (TypeError, lambda: regard.mix([weights, tensors]), "several libraries"),
@@ -246,7 +246,7 @@ def test_faults_of_rollouts_are_named():
         with pytest.raises(error, match=text):
             regard.rollout(recording, residual)
     for weights in (recording.weights, recording.weights[0], []):
-        with pytest.raises(TypeError, match=r"rollout: a .* is no Recording; regard.record makes"):
+        with pytest.raises(TypeError, match=r"rollout: an? .* is no Recording; regard.record"):
             regard.rollout(weights)
     q, k = numbers(2, 3, 4), numbers(2, 5, 4)
     with pytest.raises(regard.ShapeError, match="layer 0 has 3 queries from position 2 on"):
@@ -258,3 +258,12 @@ def test_faults_of_rollouts_are_named():
         found.head(0)
     with pytest.raises(IndexError, match="rollout: index 19 is out of range"):
         found[19]
+
+
+def test_a_set_of_heads_has_no_order_for_coefficients():
+    weights = AttentionWeights(*numbers(2, 3, 5, 4))
+    assert weights.mix({2, 0}).shape == (5, 5)
+    with pytest.raises(
+        TypeError, match="mix: heads is a set, which has no order; a list is needed"
+    ):
+        weights.mix({2, 0}, [0.25, 0.75])

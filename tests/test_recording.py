@@ -1,5 +1,7 @@
 """A recording holds what a forward pass attended with, and gives back its weights."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -69,6 +71,19 @@ def test_queries_that_are_tokens_follow_those_that_are_assigned(queries, place, 
         assert one.query_tokens == tuple("abcd")[place:]
         origin = one.weights[0].head(0)._origin
         assert (origin.row_tokens, origin.column_tokens) == (one.query_tokens, one.tokens)
+
+
+def test_weights_are_of_the_model_that_is_assigned(tmp_path):
+    recording = Recording(TOKENS, [layer()], model="old")
+    recording.save(tmp_path / "a")
+    for one in (recording, Recording.load(tmp_path / "a"), copy.copy(recording)):
+        assert one.weights[0]._origin.model == "old"
+        one.model = "new"
+        assert (one.model, one.weights[0]._origin.model) == ("new", "new")
+        assert one.weights[0].head(0)._origin.model == "new"
+        one.model = "old"
+    with pytest.raises(TypeError, match="model is int; it must be a str"):
+        Recording(TOKENS, [layer()], model=3)
 
 
 def test_queries_of_cross_attention_keep_their_texts():
@@ -148,7 +163,7 @@ def test_repr_tells_tokens_layers_heads_and_bytes():
         (lambda: layer(mask=numbers(4, 4)), TypeError, "mask is float32; a mask is bool"),
         (lambda: Recording(None, [layer()]), TypeError, "tokens is a NoneType; a list with one"),
         (lambda: Recording(TOKENS, None), TypeError, "layers is a NoneType; a list of Layer is"),
-        (lambda: Recording(TOKENS, [layer()], query_tokens=3), TypeError, "query_tokens is a int"),
+        (lambda: Recording(TOKENS, [layer()], query_tokens=3), TypeError, "query_tokens is an int"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_recorded_is_said(make, error, message):

@@ -43,6 +43,27 @@ def test_what_is_saved_is_loaded(path, saved):
     np.testing.assert_array_equal(Recording.load(path).weights[1][:], sample().weights[1][:])
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "error", "told"),
+    [
+        ("number", 1, ValueError, "layer 0 was given the number 1 since"),
+        ("number", 7, ValueError, "layer 0 was given the number 7 since"),
+        ("name", 5, TypeError, r"the name of layer 0 is an int; .*str"),
+    ],
+)
+def test_a_layer_that_was_renamed_past_its_recording_is_not_saved(path, name, given, error, told):
+    """No such file could be opened, or its layers would have other numbers."""
+    recording = Recording(TOKENS, [layer(), layer()])
+    setattr(recording.layers[0], name, given)
+    with pytest.raises(error, match=told):
+        recording.save(path)
+    assert not path.exists()
+    one = layer()
+    one.number, one.name = 5, "five"
+    Recording(TOKENS, [one]).save(path)
+    assert Recording.load(path).layer_numbers == (5,)
+
+
 def edits(*counts):
     spans = (
         st.none() | st.integers(-n, n - 1) | st.builds(slice, st.integers(0, n)) for n in counts

@@ -293,7 +293,7 @@ def test_what_no_weights_are_is_refused(given, error, message):
 
 
 def test_other_arguments_are_checked():
-    with pytest.raises(TypeError, match="names is a int; a list is needed"):
+    with pytest.raises(TypeError, match="names is an int; a list is needed"):
         Recording.from_weights(["a", "b"], [B], names=3)
     with pytest.raises(regard.ShapeError, match="names is one str; 1 layers need one each"):
         Recording.from_weights(["a", "b"], [B], names="x")

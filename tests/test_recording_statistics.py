@@ -270,8 +270,8 @@ def test_a_layer_says_which_statistics_it_takes():
     for statistics, error, message in (
         ([fits, fits], TypeError, "statistics is a list; RowStatistics"),
         ((fits,), TypeError, "statistics is a tuple; RowStatistics"),
-        ((fits, 1.0), TypeError, "total of statistics is a float, and query a ndarray; both"),
-        ((torch.ones(2, 5), fits), TypeError, "maximum of statistics is a Tensor, and query a nd"),
+        ((fits, 1.0), TypeError, "total of statistics is a float, and query an ndarray; both"),
+        ((torch.ones(2, 5), fits), TypeError, "maximum of statistics is a Tensor, and query an nd"),
         ((fits, fits.astype("f8")), TypeError, "total of statistics is float64; float32 is needed"),
         (
             (fits, fits[:1]),

@@ -328,7 +328,7 @@ X = numbers(4, 3)
         (lambda: steps([1.0], X, X), TypeError, "query is a builtins.list"),
         (lambda: steps(X.astype(int), X, X), TypeError, "query is int64; floating numbers"),
         (lambda: steps(X, numbers(4, 2), X), regard.ShapeError, "one size D"),
-        (lambda: steps(X, X, X, tokens=[*"abc", 3]), TypeError, r"tokens\[3\] is a int; a str is"),
+        (lambda: steps(X, X, X, tokens=[*"abc", 3]), TypeError, r"tokens\[3\] is an int; a str is"),
         (lambda: steps(X, X, X, tokens=["a"]), regard.ShapeError, "tokens is 1 texts; a list of 4"),
         (
             lambda: steps(X, X, X, tokens="abcd"),

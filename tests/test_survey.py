@@ -922,6 +922,79 @@ def test_progress_after_a_resume_has_a_rate_of_this_run_alone(tmp_path, corpus, 
     assert last.tokens == last.total == survey.heads().tokens
 
 
+def test_progress_of_some_shards_counts_the_tokens_of_these_and_of_what_is_done(
+    tmp_path, corpus, model
+):
+    survey, seen = started(tmp_path / "heads", corpus, model), []
+    survey.run(workers=1, shards=[0, 2], progress=seen.append)
+    assert (seen[-1].shards, seen[-1].of) == (2, len(survey))
+    assert seen[-1].tokens == seen[-1].total == survey.heads().tokens
+    survey.run(workers=1, shards=[1], progress=seen.append)
+    assert (seen[-1].shards, seen[-1].of) == (3, len(survey))
+    assert seen[-1].tokens == seen[-1].total == survey.heads().tokens
+    survey.run(workers=1, progress=seen.append)
+    assert seen[-1].shards == seen[-1].of == len(survey) > 3
+    assert seen[-1].tokens == seen[-1].total == survey.heads().tokens
+    assert all(one.tokens <= one.total for one in seen)
+
+
+def test_a_first_shard_without_a_token_says_nothing_of_those_to_come():
+    seen = []
+    meter = running.Meter([10, 100], {}, seen.append)
+    meter.finished(0, 0)
+    assert (seen[-1].tokens, seen[-1].total) == (0, 100)
+
+
+def test_what_is_no_number_is_refused_before_anything_is_written(tmp_path, corpus, model, survey):
+    for name in ("max_tokens", "shard_tokens", "threads"):
+        for wrong, told in ((1.5, "a float"), ("5", "a str"), (True, "a bool")):
+            with pytest.raises(TypeError, match=f"survey: {name} is {told}; an int is needed"):
+                Survey(tmp_path / "heads", model=model, corpus=corpus, **{name: wrong})
+    for name, wrong, message in (
+        ("documents", "no", "documents is a str; True or False is needed"),
+        ("column", 3, "column is an int; a str is needed"),
+        ("corpus", 5, "corpus is an int; a path or a list of paths is needed"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            Survey(tmp_path / "heads", **{"model": model, "corpus": corpus, name: wrong})
+    assert not (tmp_path / "heads").exists()
+    for ask, message in (
+        (lambda: survey.run(shards=3), "shards is an int; a list of ints is needed: \\[3\\]"),
+        (lambda: survey.run(shards=[0, 1.5]), "shard is a float; an int is needed"),
+        (lambda: survey.run(shards="01"), "shard is a str; an int is needed"),
+        (lambda: survey.run(workers=1.5), "workers is a float; an int is needed"),
+        (lambda: survey.run_shard("0"), "shard is a str; an int is needed"),
+        (lambda: survey.text(0.5), "document is a float; an int is needed"),
+        (lambda: survey.document("0"), "document is a str; an int is needed"),
+    ):
+        with pytest.raises(TypeError, match=f"survey: {message}"):
+            ask()
+    assert survey.document(np.int64(0)) == survey.document(0)
+    of_numpy = {"max_tokens": np.int64(64), "shard_tokens": np.int32(40), "threads": np.int64(1)}
+    assert len(Survey(tmp_path / "heads", model=model, corpus=corpus, **of_numpy)) == len(survey)
+
+
+def test_a_survey_that_is_opened_has_the_settings_that_it_began_with(survey, tmp_path):
+    same = Survey(survey.folder, max_tokens=64, documents=True, model=survey.manifest.model["name"])
+    assert same.heads() == survey.heads()
+    for options, message in (
+        ({"max_tokens": 65}, "it has max_tokens 64, and 65 is asked for"),
+        ({"column": "body"}, "it has column text, and body is asked for"),
+        ({"threads": 2}, "it has threads 1, and 2 is asked for"),
+        ({"model": "another"}, "and another is asked for"),
+        ({"shard_tokens": 9}, "shard_tokens .* without a corpus"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Survey(survey.folder, **options)
+
+
+def test_a_model_that_is_no_name_is_not_taken_to_several_processes(tmp_path, corpus, model):
+    survey = started(tmp_path / "heads", corpus, LanguageModel.load(model))
+    with pytest.raises(ValueError, match=r"workers is 2, .* in this process alone"):
+        survey.run(workers=2)
+    assert len(survey.missing()) == len(survey)
+
+
 class FailingExecutor(ThreadPoolExecutor):
     def submit(self, function, task, number):
         if number == 1:

@@ -281,6 +281,64 @@ def test_the_limit_refuses_the_whole_and_names_the_way_out():
     assert weights[0, 3, 17].shape == (16384,)
 
 
+READERS = [torch.as_tensor, torch.tensor, torch.asarray, torch.from_dlpack, np.from_dlpack]
+
+
+@pytest.mark.parametrize("read", READERS)
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_torch_and_whoever_reads_dlpack_get_the_whole_matrix_up_to_the_limit(library, read):
+    q = numbers(2, 3, 5, 4).astype(np.float32)
+    weights = AttentionWeights(
+        *(torch.from_numpy(q) if library == "torch" else q,) * 2, causal=True
+    )
+    parts = weights.part(slice(1, 4)), weights.head(1), weights.T, weights.mix()
+    for matrix in (weights, *parts):
+        found = read(matrix)
+        assert isinstance(found, np.ndarray if read is np.from_dlpack else torch.Tensor)
+        np.testing.assert_array_equal(np.asarray(found), np.asarray(matrix))
+        with regard.limits(weights_bytes=100), pytest.raises(regard.MaterializeError):
+            read(matrix)
+
+
+def test_a_tensor_without_the_gradient_is_not_handed_over():
+    q = torch.from_numpy(numbers(5, 4)).requires_grad_()
+    weights = AttentionWeights(q, q)
+    for matrix in (weights, weights.T):
+        with pytest.raises(BufferError, match=r"gradient.*weights\[\.\.\.\]"):
+            torch.as_tensor(matrix)
+    with torch.no_grad():
+        np.testing.assert_array_equal(torch.as_tensor(weights), weights[...])
+    with pytest.raises(BufferError, match="so an array is a copy"):
+        np.from_dlpack(weights.copy(), copy=False)
+
+
+def test_a_heatmap_above_the_limit_is_refused_before_it_takes_memory():
+    weights = AttentionWeights(*np.zeros((2, 4, 100_000, 1), np.float32))
+    for matrix in (weights, weights.mix(), weights.mix([0, 1])):
+        with pytest.raises(regard.MaterializeError) as caught:
+            matrix.pool((100_000, 100_000))
+        axes = (*((1, 4) if matrix is weights else (1, 1)), 100_000, 100_000)
+        assert str(caught.value).startswith(f"pool: {axes} float32 is {40 * axes[1]}.0 GB, limit")
+        assert "fewer bins" in str(caught.value)
+    with pytest.raises(regard.MaterializeError, match="pool"):
+        weights.summary(pool=(100_000, 100_000), only=["pooled"])
+    small = weights.part(slice(0, 8))
+    with pytest.raises(regard.MaterializeError, match="pool"):
+        small.pool((10**6, 10**6), of=(10**6, 10**6))
+    assert small.pool((10**9, 8)).shape == (4, 8, 8)
+
+
+def test_more_pairs_than_the_limit_holds_are_refused_before_they_take_memory():
+    weights = AttentionWeights(*np.zeros((2, 4, 100_000, 1), np.float32))
+    for matrix, heads in ((weights, 4), (weights.mix(), 1)):
+        with pytest.raises(regard.MaterializeError) as caught:
+            matrix.strongest(10**12)
+        assert str(caught.value).startswith(
+            f"strongest: (1, {heads}, 10000000000) pairs of 20 bytes is {200 * heads}.0 GB, limit"
+        )
+    assert weights.part(slice(0, 1), slice(0, 3)).strongest(10**12).weight.shape == (4, 3)
+
+
 def test_the_limit_is_moved_and_taken_back():
     weights = AttentionWeights(*np.zeros((2, 10, 2), np.float32))
     with regard.limits(weights_bytes=399), pytest.raises(regard.MaterializeError, match="limit"):
@@ -376,7 +434,7 @@ def test_it_behaves_like_an_array():
         (lambda w: w.strongest(-1), ValueError, "n is -1; it must not be negative"),
         (lambda w: w.strongest("3"), TypeError, "n is a str; an int is needed"),
         (lambda w: w.summary(topk="8"), TypeError, "k is a str; an int is needed"),
-        (lambda w: w.summary(only=3), TypeError, "only is a int; a list of names is needed"),
+        (lambda w: w.summary(only=3), TypeError, "only is an int; a list of names is needed"),
         (lambda w: w.summary(only="lse"), TypeError, r"a list of names is needed, as in \['lse'\]"),
         (lambda w: w.pool((True, True)), TypeError, r"size is \(True, True\); a pair of ints"),
     ],

@@ -206,6 +206,12 @@ def test_what_cannot_be_given_is_said():
         words.topk(2.5)
     with pytest.raises(ValueError, match="strongest: n is -1; it must not be negative"):
         words.strongest(-1)
+    for n in (2.5, True, "3"):
+        with pytest.raises(TypeError, match=f"strongest: n {n!r} is a .*; an int is needed"):
+            words.strongest(n)
+    for size in (3, (2, 3, 4), (2.5, 3)):
+        with pytest.raises(TypeError, match=r"pool: size is .*; a pair of ints \(rows, columns\)"):
+            words.pool(size)
     with pytest.raises(ValueError, match="pool: how is 'mean'"):
         words.pool(how="mean")
     with pytest.raises(ValueError, match=r"pool: size is \(0, 1\)"):

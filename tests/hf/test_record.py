@@ -168,6 +168,28 @@ def test_guessed_tokens_are_refused_by_their_name():
         assert "generate" not in vars(found)
 
 
+@pytest.mark.parametrize("given", ["call", "config", "model"])
+def test_beams_are_refused_by_their_name(given, monkeypatch):
+    """Two passes of beams are those of a batch, and of one layer more may be."""
+    found, settings = model("llama"), {"max_new_tokens": 2, "do_sample": False}
+    if given == "call":
+        settings["num_beams"] = 3
+    elif given == "config":
+        settings["generation_config"] = transformers.GenerationConfig(num_beams=3)
+    else:
+        monkeypatch.setattr(found.generation_config, "num_beams", 3)
+        settings["generation_config"] = transformers.GenerationConfig()
+    with (
+        torch.no_grad(),
+        pytest.raises(regard.RecordingError, match=r"num_beams=3.*beam search.*num_beams=1"),
+        regard.hf.record(found),
+    ):
+        found.generate(texts(1), **settings)
+    with torch.no_grad(), regard.hf.record(found) as recording:
+        found.generate(texts(1), **settings | {"num_beams": 1})
+    assert len(recording.batch) == 1
+
+
 def test_an_encoder_and_a_decoder_are_groups():
     mask = padding().flip(-1)
     found, settings = model("bart"), {"max_new_tokens": 6, "do_sample": False, "num_beams": 1}
@@ -629,11 +651,11 @@ def test_what_no_recording_holds_is_refused():
     cached = pytest.raises(regard.RecordingError, match="one generation with a cache")
     with torch.no_grad(), regard.hf.record(found), cached:
         found.generate(ids, max_new_tokens=3, do_sample=False, use_cache=False)
-    left_out = pytest.warns(UserWarning, match="layers 'encoder' are left out")
-    with left_out, torch.no_grad(), regard.hf.record(model("bart")):
-        beams = {"num_beams": 3, "max_new_tokens": 6}
-        with pytest.raises(regard.RecordingError, match="beam search"):
-            model("bart").generate(texts(), **beams)
+    with torch.no_grad(), regard.hf.record(found):
+        cache = found(texts(), use_cache=True).past_key_values
+        cache.reorder_cache(torch.tensor([1, 0]))
+        with pytest.raises(regard.RecordingError, match="the keys before it are others, as beam"):
+            found(texts()[:, :1], past_key_values=cache)
 
 
 def test_one_token_that_a_decoder_writes_is_the_recording_itself():

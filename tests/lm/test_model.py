@@ -10,6 +10,7 @@ import safetensors.numpy
 import regard.lm.memory
 from regard import MaterializeError
 from regard._base.rotary import rotate
+from regard._base.words import spelled
 from regard.lm.model import LanguageModel
 
 PROMPT = "def run(self):\n    return "
@@ -161,6 +162,17 @@ def test_a_text_that_ends_inside_a_token_is_continued_as_if_it_did_not(tiny):
     assert ("impo" + tiny.generate("impo", 1)).startswith("impo")
 
 
+@pytest.mark.parametrize(
+    "text", ["def ", "def  ", "    return ", "a\n\n", "a\r\n", "x \n", "\t\t", " ", "é", "a\u00a0"]
+)
+def test_a_text_stays_as_it_is_whatever_it_ends_in(builtin, text):
+    written = [builtin.generate(text, tokens, temperature=1.0, seed=3) for tokens in range(4)]
+    assert written[0] == ""
+    for less, more in itertools.pairwise(part for part in written[1:] if "\ufffd" not in part):
+        assert more.startswith(less)
+    assert "".join(spelled(builtin.record(text + written[-1]).tokens[1:])).startswith(text)
+
+
 def test_indentation_is_continued_by_what_is_indented(builtin):
     written = builtin.generate("def size(self):\n    ", 3)
     assert written.startswith(("return", "self", '"""', "if", "for"))
@@ -290,7 +302,7 @@ def test_what_cannot_be_generated_is_told_at_once(tiny, options, error, said):
 
 
 def test_token_ids_that_are_no_list_are_an_error(tiny):
-    with pytest.raises(TypeError, match="Token ids are a int; a list of ints is needed"):
+    with pytest.raises(TypeError, match="Token ids are an int; a list of ints is needed"):
         tiny.record_ids(5)
 
 

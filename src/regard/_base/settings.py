@@ -69,14 +69,20 @@ def bytes_text(size: float) -> str:
     return f"{size:.1f} GB"
 
 
-def require_materializable(what: str, shape: tuple[int, ...], bits: int, way_out: str) -> None:
-    """Raises MaterializeError where an array of this shape and item size is above the limit."""
+def require_materializable(
+    what: str, shape: tuple[int, ...], bits: int, way_out: str, of: str | None = None
+) -> None:
+    """Raises MaterializeError where an array of this shape and item size is above the limit.
+
+    Args:
+        of: what its items are, where they are no floats of so many bits.
+    """
     size = bits // 8
     for n in shape:
         size *= int(n)
     if size > _weights_bytes:
         raise MaterializeError(
-            f"{what}: {tuple(int(n) for n in shape)} float{bits} is {bytes_text(size)}, "
+            f"{what}: {tuple(int(n) for n in shape)} {of or f'float{bits}'} is {bytes_text(size)}, "
             f"limit {bytes_text(_weights_bytes)}.\n"
             f"  {way_out}; or raise regard.limits(weights_bytes=...)."
         )

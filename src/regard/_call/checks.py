@@ -10,7 +10,7 @@ import numpy as np
 from regard._base import loaded
 from regard._base.arrays import accumulating_name, dtype_name, is_array, is_tensor, read_array
 from regard._base.compiling import is_traced
-from regard._base.errors import ShapeError, UnsupportedError
+from regard._base.errors import ShapeError, UnsupportedError, a_type
 from regard._call import edits as rectangles
 from regard._call.call import Call, placed
 from regard._call.options import OF_PART, OPTIONS
@@ -49,7 +49,7 @@ def kind_of(name: str, x: object) -> str:
         return "torch"
     dtype = "bool" if name == "mask" else "np.float32"
     raise TypeError(
-        f"attention: {name} is a {type(x).__module__}.{type(x).__qualname__}; NumPy arrays and "
+        f"attention: {name} is {a_type(x, whole=True)}; NumPy arrays and "
         f"dense torch tensors are understood. Convert it, as in np.array({name}, dtype={dtype})."
     )
 
@@ -295,10 +295,10 @@ def _read_segments(name: str, segments: Any, given: Given) -> tuple[Any, Any]:
 
 def _read_intervals(name: str, intervals: Any, given: Given) -> tuple[Any, Any]:
     if not isinstance(intervals, (tuple, list)) or len(intervals) != 2:
-        found = type(intervals).__name__
+        found = a_type(intervals)
         found += f" of {len(intervals)}" if isinstance(intervals, (tuple, list)) else ""
         raise TypeError(
-            f"attention: intervals is a {found}; a pair is needed: the first key that each query "
+            f"attention: intervals is {found}; a pair is needed: the first key that each query "
             "sees, and the one after its last, as in intervals=(first, last)."
         )
     Lq = given.query.shape[-2]
@@ -347,7 +347,7 @@ def _read_window(name: str, window: Any, given: Given) -> tuple[int | None, int 
 
 def _read_number(name: str, x: Any, valid: Callable[[float], bool], needed: str) -> float:
     if not isinstance(x, numbers.Real) or isinstance(x, bool):
-        raise TypeError(f"attention: {name} is a {type(x).__name__}; a number is needed.")
+        raise TypeError(f"attention: {name} is {a_type(x)}; a number is needed.")
     number = rectangles.as_float(x)
     if not valid(number):
         raise ValueError(f"attention: {name} is {number}; it must be {needed}.")
@@ -356,7 +356,7 @@ def _read_number(name: str, x: Any, valid: Callable[[float], bool], needed: str)
 
 def _read_integer(name: str, x: Any, low: int, high: int, told: str) -> int:
     if not isinstance(x, numbers.Integral) or isinstance(x, bool):
-        raise TypeError(f"attention: {name} is a {type(x).__name__}; an int is needed.")
+        raise TypeError(f"attention: {name} is {a_type(x)}; an int is needed.")
     if not low <= int(x) <= high:
         raise ValueError(f"attention: {name} is {x}; it must be {told}.")
     return int(x)
@@ -419,7 +419,7 @@ def _check_seed(seed: Any) -> None:
                 " a tensor () of ints, is needed."
             )
     elif not isinstance(seed, numbers.Integral) or isinstance(seed, bool):
-        raise TypeError(f"attention: seed is a {type(seed).__name__}; an int is needed.")
+        raise TypeError(f"attention: seed is {a_type(seed)}; an int is needed.")
     elif not -(2**63) <= int(seed) < 2**63:
         raise ValueError(f"attention: seed is {seed}; it must fit into 64 bits with a sign.")
 
@@ -521,7 +521,7 @@ def read_call(query: Any, key: Any, value: Any, *, seed: Any = None, **options: 
 def _read_part(query_start: Any, given: Given, fields: dict[str, Any]) -> dict[str, Any]:
     """The fields of a call on a part of a whole that its positions change."""
     if not isinstance(query_start, numbers.Integral):
-        found = "missing" if query_start is None else f"a {type(query_start).__name__}"
+        found = "missing" if query_start is None else a_type(query_start)
         raise TypeError(
             f"attention: query_start is {found}; with key_start, query_step or key_step it is"
             " needed as an int: the position of the first query in the whole."

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from regard._base.errors import ShapeError
+from regard._base.errors import ShapeError, a_type
 
 Span: TypeAlias = int | slice | None
 
@@ -110,7 +110,7 @@ def _check_span(name: str, span: Any) -> None:
     is_slice = isinstance(span, slice)
     ends = (span.start, span.stop) if is_slice else (span,)
     if not all(end is None or _is_int(end) for end in ends):
-        found = repr(span) if is_slice else f"a {type(span).__name__}"
+        found = repr(span) if is_slice else a_type(span)
         raise TypeError(
             f"Edit: {name} is {found}; an int, a slice of ints, or None for all is needed. "
             "Several rectangles are several edits."
@@ -124,7 +124,7 @@ def _check_span(name: str, span: Any) -> None:
 
 def _check_factor(factor: Any) -> None:
     if not isinstance(factor, numbers.Real) or isinstance(factor, bool):
-        raise TypeError(f"Edit: factor is a {type(factor).__name__}; a number is needed.")
+        raise TypeError(f"Edit: factor is {a_type(factor)}; a number is needed.")
     if not 0 <= (number := as_float(factor)) < math.inf:
         raise ValueError(
             f"Edit: factor is {number}; it must be at least 0 and finite. 0 cuts, 1 changes "

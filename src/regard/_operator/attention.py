@@ -13,7 +13,7 @@ from regard._base import loaded
 from regard._base.arrays import dtype_name, is_array, is_tensor
 from regard._base.autocast import is_autocast
 from regard._base.compiling import is_traced
-from regard._base.errors import ShapeError
+from regard._base.errors import ShapeError, a_type
 from regard._base.types import (
     Array,
     ArrayT,
@@ -353,7 +353,7 @@ def _masked(mask: Any, q: Any, k: Any) -> dict[str, Any]:
     if is_causal_bias(mask):
         return _causal(q, k, is_lower_right=_is_lower_right(mask, q, k))
     of_library = is_tensor(mask) or is_array(mask)
-    found = dtype_name(mask) if of_library else f"a {type(mask).__name__}"
+    found = dtype_name(mask) if of_library else a_type(mask)
     if found not in ("bool", *FLOATS):
         raise TypeError(
             f"scaled_dot_product_attention: attn_mask is {found}; an array of bools, True where a "

@@ -9,7 +9,7 @@ import numpy as np
 
 from regard._base import loaded
 from regard._base.arrays import arrays_of, dtype_name, is_array, is_tensor
-from regard._base.errors import ShapeError, UnsupportedError
+from regard._base.errors import ShapeError, UnsupportedError, a_type
 from regard._base.types import Array, ArrayT, Float, OutputT
 from regard._call.checks import FLOATS
 from regard._call.tensors import require_dense
@@ -105,8 +105,7 @@ def _read_sinks(sinks: Any, maximum: Any) -> Any:
     """``(Hq, 1)`` float64, or ``(1,)`` without heads."""
     if is_tensor(sinks) != is_tensor(maximum) or not (is_tensor(sinks) or is_array(sinks)):
         raise TypeError(
-            f"merge: sinks is a {type(sinks).__name__}; an array of the library of the parts is"
-            " needed."
+            f"merge: sinks is {a_type(sinks)}; an array of the library of the parts is needed."
         )
     if dtype_name(sinks) not in FLOATS:
         raise TypeError(f"merge: sinks is {dtype_name(sinks)}; floating numbers are needed.")
@@ -124,7 +123,7 @@ def _checked(parts: Any) -> tuple[list[Any], list[RowStatistics[Any]]]:
     """Outputs and statistics of parts that fit together."""
     if not isinstance(parts, (list, tuple)):
         raise TypeError(
-            f"merge: parts is a {type(parts).__name__}; a list of (output, statistics) is needed."
+            f"merge: parts is {a_type(parts)}; a list of (output, statistics) is needed."
         )
     if not parts:
         raise ValueError("merge: there is no part; at least one (output, statistics) is needed.")
@@ -132,7 +131,7 @@ def _checked(parts: Any) -> tuple[list[Any], list[RowStatistics[Any]]]:
         pair = isinstance(part, tuple) and len(part) == 2 and not isinstance(part, RowStatistics)
         if not (pair and isinstance(part[1], tuple) and len(part[1]) == 2):
             raise TypeError(
-                f"merge: part {n} is a {type(part).__name__}; (output, statistics) is needed, as"
+                f"merge: part {n} is {a_type(part)}; (output, statistics) is needed, as"
                 " regard.attention(..., return_statistics=True) gives it."
             )
         _check_arrays(n, part, parts[0])

@@ -9,7 +9,7 @@ import numpy as np
 
 from regard._backends import choose
 from regard._base.arrays import accumulating_name, arrays_of, dtype_name, is_array, is_tensor
-from regard._base.errors import ShapeError
+from regard._base.errors import ShapeError, a_type
 from regard._base.types import Array, ArrayT, BackendName, Float
 from regard._call.call import Call
 from regard._call.checks import FLOATS, read_call
@@ -125,7 +125,7 @@ def _check(call: Call, name: str, x: Any, shape: tuple[int, ...], dtypes: tuple[
     kind = "tensor" if call.is_torch else "NumPy array"
     if is_tensor(x) != call.is_torch or not (is_tensor(x) or is_array(x)):
         raise TypeError(
-            f"attention_gradients: {name} is a {type(x).__name__}; a {kind} as the query is needed."
+            f"attention_gradients: {name} is {a_type(x)}; a {kind} as the query is needed."
         )
     if dtype_name(x) not in dtypes:
         raise TypeError(
@@ -150,7 +150,7 @@ def _buffers(call: Call, given: dict[str, Any], into: Any) -> dict[str, Any]:
         return {name: xp.full(tuple(x.shape), 0.0, dtype) for name, x in given.items()}
     if not isinstance(into, AttentionGradients):
         raise TypeError(
-            f"attention_gradients: into is a {type(into).__name__}; regard.AttentionGradients of"
+            f"attention_gradients: into is {a_type(into)}; regard.AttentionGradients of"
             " arrays is needed, as an earlier call gave it."
         )
     found = into._asdict()

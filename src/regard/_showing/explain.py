@@ -10,6 +10,7 @@ import numpy as np
 
 from regard._backends.formula import cap_slope_text, capped_text, is_capped
 from regard._base.arrays import is_tensor
+from regard._base.errors import a_type
 from regard._call.call import Call
 
 if TYPE_CHECKING:
@@ -216,7 +217,7 @@ def _leading(steps: Steps[Any, Any]) -> tuple[int, ...]:
 
 def _index(name: str, index: Any, count: int) -> int:
     if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
-        raise TypeError(f"explain: {name} is a {type(index).__name__}; an int is needed.")
+        raise TypeError(f"explain: {name} is {a_type(index)}; an int is needed.")
     if not -count <= index < count:
         raise IndexError(f"explain: {name} {index}; there are {count}.")
     return int(index) % count

@@ -11,7 +11,7 @@ import numpy as np
 from regard._backends import formula
 from regard._base import tables
 from regard._base.arrays import accumulating_name, arrays_of, dtype_name, is_tensor
-from regard._base.errors import ShapeError
+from regard._base.errors import ShapeError, a_type
 from regard._base.settings import require_materializable
 from regard._base.types import ArrayT
 from regard._call.call import Call
@@ -320,8 +320,7 @@ def _check(steps: Steps[Any, Any], grad: Any) -> None:
         )
     if not _is_dense(grad):
         raise TypeError(
-            f"backward: grad_output is a {type(grad).__module__}.{type(grad).__qualname__}; an"
-            f" array is needed, {needed}."
+            f"backward: grad_output is {a_type(grad, whole=True)}; an array is needed, {needed}."
         )
     if _kind(grad) != _kind(output):
         way_out = f"np.asarray(grad_output, {dtype_name(output)!r})"

@@ -12,7 +12,7 @@ import numpy as np
 from regard._backends import choose, formula
 from regard._base import tables
 from regard._base.arrays import Arrays, accumulating_name, arrays_of, dtype_name, is_tensor
-from regard._base.errors import ShapeError
+from regard._base.errors import ShapeError, a_type
 from regard._base.settings import require_materializable
 from regard._base.types import Array, ArrayT, InputT, OutputT
 from regard._call.call import Call
@@ -435,8 +435,7 @@ def _labels(
     ):  # fmt: skip
         if texts is not None and not hasattr(texts, "__len__"):
             raise TypeError(
-                f"steps: {name} is a {type(texts).__name__}; a list of {count} is needed,"
-                f" one per {what}."
+                f"steps: {name} is {a_type(texts)}; a list of {count} is needed, one per {what}."
             )
         if texts is not None and (isinstance(texts, str) or len(texts) != count):
             found = "one str" if isinstance(texts, str) else f"{len(texts)} texts"
@@ -445,7 +444,7 @@ def _labels(
             )
         for n, text in enumerate(() if texts is None else texts):
             if not isinstance(text, str):
-                raise TypeError(f"steps: {name}[{n}] is a {type(text).__name__}; a str is needed.")
+                raise TypeError(f"steps: {name}[{n}] is {a_type(text)}; a str is needed.")
     keys = None if tokens is None else tuple(tokens)
     if query_tokens is not None:
         return keys, tuple(query_tokens)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, overload
 import numpy as np
 
 from regard._base.arrays import arrays_of, to_numpy
-from regard._base.errors import ShapeError
+from regard._base.errors import ShapeError, a_type
 from regard._base.settings import require_materializable
 from regard._base.types import AlignHow, ArrayT, Float, FloatingT, IndexT, Int
 from regard._weights.parts import int_of, place_of
@@ -132,9 +132,7 @@ def _check(heads: Sequence[tuple[AttentionWeights[Any], Any]], how: str, width: 
     if how != "dtw":
         raise ValueError(f"align: how is {how!r}; 'dtw' is needed.")
     if isinstance(width, bool) or not isinstance(width, (int, np.integer)):
-        raise TypeError(
-            f"align: median_filter_width is a {type(width).__name__}; an int is needed."
-        )
+        raise TypeError(f"align: median_filter_width is {a_type(width)}; an int is needed.")
     if width < 1 or width % 2 == 0:
         raise ValueError(f"align: median_filter_width is {width}; an odd one from 1 on is needed.")
     if not heads:
@@ -144,7 +142,7 @@ def _check(heads: Sequence[tuple[AttentionWeights[Any], Any]], how: str, width: 
     for weights, _ in heads:
         if not isinstance(weights, AttentionWeights):
             raise TypeError(
-                f"align: layers has a {type(weights).__name__}; AttentionWeights are needed, as of"
+                f"align: layers has {a_type(weights)}; AttentionWeights are needed, as of"
                 " regard.AttentionWeights(query, key)."
             )
     shapes = list(dict.fromkeys(_shape(weights) for weights, _ in heads))

@@ -14,6 +14,7 @@ from regard._base.settings import require_materializable
 from regard._base.types import ArrayT
 from regard._call.call import Call
 from regard._weights.differentiable import block_of, differentiable, require_whole_rows
+from regard._weights.exchange import capsule
 from regard._weights.parts import basic_index, runs, sharing_runs, spaced, span
 from regard._weights.questions import at_once, question
 from regard._weights.sections import Sections
@@ -138,6 +139,15 @@ class Blocks(Sections[ArrayT]):
             raise ValueError("weights: they are computed when asked for, so an array is a copy.")
         whole = to_numpy(self[...])
         return whole if dtype is None else whole.astype(dtype)
+
+    @at_once
+    def __dlpack__(self, *, copy: bool | None = None, **options: Any) -> Any:
+        """The whole matrix, as ``torch.as_tensor`` asks for it; refused as ``np.asarray`` is."""
+        return capsule(lambda: self[...], "weights", copy, options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        found: tuple[int, int] = self._call.query.__dlpack_device__()
+        return found
 
     def __len__(self) -> int:
         return self.shape[0]

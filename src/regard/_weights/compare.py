@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, overload
 
 import numpy as np
 
 from regard._backends.pair_terms import PairBackend, PairTerm
-from regard._base.errors import UnsupportedError
+from regard._base.errors import UnsupportedError, a_type
 from regard._base.types import ArrayT
 from regard._weights.divergence_gradients import with_gradient
 from regard._weights.divergences import MEASURES, BothRows, DivergenceKind, overlap
@@ -162,6 +162,12 @@ class Comparison(Mix[ArrayT]):
             raise TypeError(
                 f"divergences: kinds is a str; a list of names is needed, as in [{kinds!r}]."
             )
+        if kinds is not None:
+            if not isinstance(kinds, Iterable):
+                raise TypeError(
+                    f"divergences: kinds is {a_type(kinds)}; a list of names is needed."
+                )
+            kinds = tuple(kinds)  # what gives its names once would be read twice
         for kind in kinds or ():
             _require_known(kind, Divergences._fields, "divergences")
         Lk = len(self._columns)

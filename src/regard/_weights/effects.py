@@ -13,11 +13,11 @@ import numpy as np
 from regard._backends.formula import apply
 from regard._backends.pair_terms import PairBackend, PairTerm
 from regard._base.arrays import Arrays, dtype_name, is_array, is_tensor
-from regard._base.errors import ShapeError, UnsupportedError
+from regard._base.errors import ShapeError, UnsupportedError, a_type
 from regard._base.types import ArrayT
 from regard._call.checks import FLOATS
 from regard._call.tensors import require_dense
-from regard._weights.outputs import Outputs
+from regard._weights.outputs import Outputs, unit_of
 from regard._weights.pair_matrix import PairMatrix, Rows
 from regard._weights.weight_rows import WeightReader, WeightRows
 from regard._weights.written import Version, refuse_recorded, require_unwritten, version_of
@@ -164,7 +164,8 @@ class Effects(PairMatrix[ArrayT]):
         if found is None or self._kind not in found.pair_kinds:
             return None
         # Differences of infinities are NaN by the formula, in whatever order others subtract.
-        return None if self._kind == "knockout" and self._is_infinite() else found
+        subtracts = self._kind in ("knockout", "change")
+        return None if subtracts and self._is_infinite() else found
 
     def _is_infinite(self) -> bool:
         """Whether a value or gradient is."""
@@ -317,23 +318,31 @@ def _gradient(tile: _Tile) -> Any:
 def _change(tile: _Tile) -> Any:
     """``w/(1−w) · ‖o − v‖``; for a weight above 9/16 as ``w · ‖o′ − v‖``.
 
-    In float64, since the squares of o and v cancel where these are close.
+    In float64, since the squares of o and v cancel where these are close. An infinite o is
+    infinitely far from a finite v; how far from an infinite one is undefined.
     """
     xp, visible = tile.xp, tile._visible
     v, w, rest = (xp.cast(x, "float64") for x in (tile._v, tile.w, tile.rest))
+    if (unit := unit_of(xp, v)) != 1:
+        v = v / unit
     raised = None if visible is None else visible[None, None]
     of_rest = apply(xp, rest[None, None], raised, v[None, None])[0, 0]
     has_first = tile.is_first.any(-1)[:, None]
     first = xp.where(has_first, v[(tile.is_first * xp.arange(0, len(v))).sum(-1)], 0.0)
     o = of_rest + xp.where(tile.is_first, w, 0.0).sum(-1)[:, None] * first
-    seen = xp.where(xp.isfinite(v), v, np.nan)
+    finite = xp.isfinite(v)
+    seen = xp.where(finite, v, np.nan)
     products = xp.matmul(o[None, None], seen.swapaxes(0, 1)[None, None])[0, 0]
     squares = (o * o).sum(-1)[:, None] - 2 * products + (seen * seen).sum(-1)
-    far = xp.maximum(squares, 0 * squares) ** 0.5 / (1 - xp.where(tile.is_first, 0.0, w))
+    if not finite.all():
+        whole = apply(xp, w[None, None], raised, v[None, None])[0, 0]
+        infinite = (xp.isinf(whole).any(-1) & ~xp.isnan(whole).any(-1))[:, None]
+        squares = xp.where(infinite & finite.all(-1), np.inf, squares)
+    far = xp.where(squares < 0, 0.0, squares) ** 0.5 / (1 - xp.where(tile.is_first, 0.0, w))
     beside = xp.cast(tile.beside_first, "float64")
     left = xp.where(beside == 0, 0.0, of_rest / xp.where(beside == 0, 1.0, beside))
     of_first = ((left - first) ** 2).sum(-1)[:, None] ** 0.5
-    return xp.wide(w * xp.where(tile.is_first, of_first, far))
+    return xp.wide(unit * (w * xp.where(tile.is_first, of_first, far)))
 
 
 KINDS: dict[EffectKind, Callable[[_Tile], Any]] = {
@@ -352,8 +361,7 @@ def _checked(name: str, x: Any, weights: AttentionWeights[Any]) -> Any:
     if not (is_tensor(x) or is_array(x)) or is_tensor(x) != call.is_torch:
         kind = "a torch tensor" if call.is_torch else "a NumPy array"
         raise TypeError(
-            f"effects: {name} is a {type(x).__module__}.{type(x).__qualname__}; {kind} is needed, "
-            "as the query is."
+            f"effects: {name} is {a_type(x, whole=True)}; {kind} is needed, as the query is."
         )
     if call.is_torch:
         require_dense(name, x)

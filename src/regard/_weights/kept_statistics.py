@@ -8,7 +8,7 @@ import numpy as np
 
 from regard._backends import Backend, Statistics
 from regard._base.arrays import accumulating_name, to_numpy
-from regard._base.errors import RecordingError, ShapeError
+from regard._base.errors import RecordingError, ShapeError, a_type
 from regard._call.call import Call
 from regard._weights.statistics import RowStatistics, in_scores, in_unit_of
 
@@ -120,15 +120,15 @@ def checked(statistics: Any, query: Any, what: str) -> RowStatistics[Any]:
     """
     if not isinstance(statistics, tuple) or len(statistics) != 2:
         raise TypeError(
-            f"{what}: statistics is a {type(statistics).__name__}; RowStatistics(maximum, total) is"
+            f"{what}: statistics is {a_type(statistics)}; RowStatistics(maximum, total) is"
             " needed, as regard.attention(..., return_statistics=True) gives it."
         )
     dtype, needed = accumulating_name(query), tuple(map(int, query.shape[:2]))
     for name, x in zip(RowStatistics._fields, statistics):
         if type(x) is not type(query) and not isinstance(x, type(query)):
             raise TypeError(
-                f"{what}: {name} of statistics is a {type(x).__name__}, and query a"
-                f" {type(query).__name__}; both must be of one library."
+                f"{what}: {name} of statistics is {a_type(x)}, and query {a_type(query)}; both must"
+                " be of one library."
             )
         found = str(x.dtype).removeprefix("torch.")
         if found != dtype:

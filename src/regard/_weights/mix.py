@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence, Set
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from regard._backends.pair_terms import PairBackend, PairTerm
 from regard._base.arrays import dtype_name, is_tensor, read_array, to_numpy
-from regard._base.errors import ShapeError
+from regard._base.errors import ShapeError, a_type
 from regard._base.types import Array, ArrayT
 from regard._weights.pair_matrix import Logarithms, PairMatrix, Rows, rows_in
 from regard._weights.parts import place_of
@@ -74,8 +74,8 @@ class Mix(PairMatrix[ArrayT]):
     ``weights.mix()`` is the mean over heads, ``regard.mix([...])`` that over layers; both take
     coefficients, and both mix effects too. It has rows, ``topk``, ``strongest``, ``received``,
     ``pool``, ``part`` and ``@``; each block of rows is summed before it is looked at, so memory is
-    linear in the lengths. A pair is masked where it is masked in every term. Numbers are as they
-    are, in heatmaps too: no logarithms.
+    linear in the lengths. A pair is masked where it is masked in every term, those with a
+    coefficient of 0 left out. Numbers are as they are, in heatmaps too: no logarithms.
     """
 
     _name = "mix"
@@ -171,7 +171,9 @@ def mixed_heads(
     if isinstance(heads, (int, np.integer)):
         raise TypeError(f"mix: heads is {heads}, an int; a list is needed: [{heads}].")
     if heads is not None and not isinstance(heads, Iterable):
-        raise TypeError(f"mix: heads is a {type(heads).__name__}; a list of ints is needed.")
+        raise TypeError(f"mix: heads is {a_type(heads)}; a list of ints is needed.")
+    if isinstance(heads, Set) and coefficients is not None:
+        raise TypeError("mix: heads is a set, which has no order; a list is needed.")
     chosen = numbers if heads is None else tuple(heads)
     places = [place_of("mix: head", h, numbers) for h in chosen]
     if not places:
@@ -212,7 +214,7 @@ def mix(
     is_one = isinstance(matrices, (AttentionWeights, PairMatrix))
     if is_one or not isinstance(matrices, Iterable):
         raise TypeError(
-            f"mix: matrices is a {type(matrices).__name__}; a list is needed, as in [a, b]."
+            f"mix: matrices is {a_type(matrices)}; a list is needed, as in [a, b]."
             " The mean over the heads of one is weights.mix()."
         )
     found = [as_pairs(one) for one in matrices]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, 
 import numpy as np
 
 from regard._base.arrays import arrays_of, is_tensor, to_numpy
-from regard._base.errors import UnsupportedError
+from regard._base.errors import UnsupportedError, a_type
 from regard._base.types import ArrayT, FloatingT, IndexT, PoolHow, ReceivedHow
 from regard._call.call import Call
 from regard._weights.differentiable import differentiable, largest_with_gradient
@@ -212,6 +212,7 @@ class Reductions(LinearForms[ArrayT]):
 
         Raises:
             ValueError: n is negative.
+            MaterializeError: the pairs are above the limit.
         """
         (found,) = self._ask(Strongest(self._call, n))
         return found
@@ -272,6 +273,7 @@ class Reductions(LinearForms[ArrayT]):
         Raises:
             ValueError: another ``how``, a size below 1, a negative step, or positions outside of
                 the whole.
+            MaterializeError: the heatmap is above the limit.
         """
         part = self._cut(rows, columns)
         planes = how if isinstance(how, tuple) else (how,)
@@ -318,6 +320,7 @@ class Reductions(LinearForms[ArrayT]):
         Raises:
             ValueError: an unknown name in ``only``.
             TypeError: one name instead of a list.
+            MaterializeError: as ``strongest`` and ``pool``.
         """
         call = self._call
         if isinstance(topk, (int, np.integer)):
@@ -334,7 +337,7 @@ class Reductions(LinearForms[ArrayT]):
         if isinstance(only, str):
             raise TypeError(f"summary: only is a str; a list of names is needed, as in [{only!r}].")
         if not isinstance(only, Iterable):
-            raise TypeError(f"summary: only is a {type(only).__name__}; a list of names is needed.")
+            raise TypeError(f"summary: only is {a_type(only)}; a list of names is needed.")
         only = tuple(only)  # what gives its names once would be read twice
         if unknown := [name for name in only if name not in reductions]:
             raise ValueError(

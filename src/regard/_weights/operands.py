@@ -17,7 +17,7 @@ from regard._base.arrays import (
     read_array,
     to_numpy,
 )
-from regard._base.errors import ShapeError
+from regard._base.errors import ShapeError, a_type
 from regard._call.call import Call
 from regard._call.tensors import require_dense
 
@@ -62,7 +62,7 @@ def _numbers(call: Call, name: str, x: Any) -> Any:
             need = "a tensor is needed, as the query is. Convert it with torch.as_tensor"
         else:
             need = "an array is needed, as the query is. Convert it with tensor.numpy()"
-        raise TypeError(f"weights: {name} is a {type(x).__name__}; {need}.")
+        raise TypeError(f"weights: {name} is {a_type(x)}; {need}.")
     if not call.is_torch:
         x = read_array(f"weights: {name}", x)
         if x.dtype.kind not in "biuf" and dtype_name(x) != "bfloat16":
@@ -117,7 +117,7 @@ def read_ids(
     if count is None:
         count = needed
     elif isinstance(count, bool) or not isinstance(count, (int, np.integer)):
-        raise TypeError(f"blocks: counts has a {type(count).__name__}; two ints are needed.")
+        raise TypeError(f"blocks: counts has {a_type(count)}; two ints are needed.")
     elif needed > count:
         raise ValueError(
             f"blocks: {name} go up to {needed - 1}, and counts says that there are {count}; "
@@ -174,7 +174,7 @@ def read_axes(axis: Any, shape: Sequence[int]) -> tuple[int, ...]:
     given = axis if isinstance(axis, tuple) else (axis,)
     for n in given:
         if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
-            raise TypeError(f"weights: axis is a {type(n).__name__}; an int or a tuple is needed.")
+            raise TypeError(f"weights: axis is {a_type(n)}; an int or a tuple is needed.")
         if not -len(shape) <= n < len(shape):
             raise IndexError(
                 f"weights: axis {n} is out of range for the {len(shape)} axes of {tuple(shape)}."

@@ -59,12 +59,7 @@ class Outputs:
 
     def _scaled(self, value: Any) -> Values:
         xp, v = self._xp, self._xp.wide(value)
-        finite = xp.where(xp.isfinite(v), v, 0.0)
-        size = float(abs(finite).max()) if math.prod(v.shape) else 0.0
-        unit = 1.0
-        if size and not 1 / MOST < size < MOST:
-            most = LARGEST[xp.dtype]
-            unit = 2.0 ** min(most, max(-most, math.frexp(size)[1]))
+        if (unit := unit_of(xp, v, LARGEST[xp.dtype])) != 1:
             v = xp.wide(xp.cast(v, "float64") / unit)
         return Values(v, (v * v).sum(-1), unit)
 
@@ -95,6 +90,15 @@ class Outputs:
         if found is None:
             found = self._rests[b, h] = Rest(first(), False)
         return found
+
+
+def unit_of(xp: Arrays, value: Any, most: int = LARGEST["float64"]) -> float:
+    """The power of 2 by which values are divided before they are squared; 1 for most."""
+    finite = xp.where(xp.isfinite(value), value, 0.0)
+    size = float(abs(finite).max()) if math.prod(value.shape) else 0.0
+    if not size or 1 / MOST < size < MOST:
+        return 1.0
+    return 2.0 ** min(most, max(-most, math.frexp(size)[1]))
 
 
 def _equal(x: Any, y: Any) -> bool:

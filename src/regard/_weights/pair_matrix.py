@@ -15,6 +15,7 @@ from regard._base.arrays import Arrays, accumulating_name, arrays_of, dtype_name
 from regard._base.settings import bytes_text, require_materializable
 from regard._base.types import ArrayT
 from regard._call.call import Call
+from regard._weights.exchange import capsule
 from regard._weights.pair_questions import PairQuestions
 from regard._weights.pair_reductions import Block, Dense, Extent, PairReduction
 from regard._weights.parts import basic_index, element, part_of, require_ints, told_heads
@@ -259,6 +260,14 @@ class PairMatrix(PairQuestions[ArrayT]):
         whole: Any = self[...]
         whole = whole.cpu().numpy() if is_tensor(whole) else np.asarray(whole)
         return whole if dtype is None else whole.astype(dtype)
+
+    def __dlpack__(self, *, copy: bool | None = None, **options: Any) -> Any:
+        """The whole matrix, as ``torch.as_tensor`` asks for it; refused as ``np.asarray`` is."""
+        return capsule(lambda: self[...], self._name, copy, options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        found: tuple[int, int] = self._like.__dlpack_device__()
+        return found
 
     def __len__(self) -> int:
         return self.shape[0]

@@ -85,6 +85,7 @@ class PairQuestions(Generic[ArrayT]):
 
         Raises:
             ValueError: n is negative.
+            MaterializeError: the pairs are above the limit.
         """
         (found,) = self._ask(Strongest(self._extent, n))
         return found
@@ -140,10 +141,11 @@ class PairQuestions(Generic[ArrayT]):
 
         Raises:
             ValueError: another ``how``, a size below 1, or a negative step.
+            MaterializeError: the heatmap is above the limit.
         """
         part = self.part(rows, columns)
         planes = how if isinstance(how, tuple) else (how,)
-        (found,) = part._ask_raw(Pool(part._extent, size, dict.fromkeys(planes)))
+        (found,) = part._ask_raw(Pool(part._extent, size, planes))
         pictures = {plane: part._give(x) for plane, x in found.items()}
         return tuple(pictures[plane] for plane in how) if isinstance(how, tuple) else pictures[how]
 

@@ -15,8 +15,15 @@ import numpy as np
 from regard._backends.block_reductions import bins_of, gathered
 from regard._backends.formula import apply
 from regard._base.arrays import Arrays
+from regard._base.errors import a_type
 from regard._base.types import ArrayT, IndexT
-from regard._weights.reductions import TopKeys, check_k, is_pair_of_ints
+from regard._weights.reductions import (
+    TopKeys,
+    check_k,
+    is_pair_of_ints,
+    require_room_for_bins,
+    require_room_for_pairs,
+)
 
 
 class TopPairs(NamedTuple, Generic[ArrayT, IndexT]):
@@ -121,10 +128,11 @@ class Strongest:
     def __init__(self, of: Extent, n: int) -> None:
         B, H, Lq, Lk = of.shape
         if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
-            raise TypeError(f"strongest: n is a {type(n).__name__}; an int is needed.")
+            raise TypeError(f"strongest: n is {a_type(n)}; an int is needed.")
         if n < 0:
             raise ValueError(f"strongest: n is {n}; it must not be negative.")
         self._xp, self._n = of.xp, min(int(n), Lq * Lk)
+        require_room_for_pairs((B, H, self._n), of.dtype)
         self._value = of.xp.full((B, H, self._n), 0.0, of.dtype)
         self._query, self._key = (of.xp.full((B, H, self._n), -1, "int64") for _ in range(2))
 
@@ -196,6 +204,7 @@ class Pool:
         self._xp, self._planes, self._dtype = of.xp, planes, of.dtype
         *_, self._rows, self._columns = of.shape
         self._shape = (*of.shape[:2], min(int(size[0]), self._rows), min(int(size[1]), of.shape[3]))
+        require_room_for_bins(self._shape, of.dtype)
         self._found: dict[str, Any] = {}
 
     @cached_property

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from regard._base.errors import a_type
+
 MOST_LISTED = 16  # numbers in a message
 
 
@@ -72,7 +74,8 @@ def part_of(name: str, part: slice | None, n: int, what: str = "weights") -> sli
     """A part of n rows or columns of ``what``, by default all."""
     part = slice(None) if part is None else part
     if not isinstance(part, slice):
-        raise TypeError(f"{what}: {name} is a {type(part).__name__}; a slice is needed.")
+        kind = type(part).__name__
+        raise TypeError(f"{what}: {name} is a {kind}; a slice is needed.")
     start, stop, step = part.indices(n)
     if step < 0:
         raise ValueError(f"{what}: {name} has the step {step}; a part goes upwards.")
@@ -93,7 +96,7 @@ def int_of(what: str, number: Any) -> int:
     except TypeError:
         found = None
     if found is None or isinstance(number, bool) or "bool" in str(getattr(number, "dtype", "")):
-        raise TypeError(f"{what} {number!r} is a {type(number).__name__}; an int is needed.")
+        raise TypeError(f"{what} {number!r} is {a_type(number)}; an int is needed.")
     return found
 
 
@@ -179,7 +182,7 @@ def basic_index(
             continue
         if isinstance(pick, bool) or not isinstance(pick, (int, np.integer)):
             raise IndexError(
-                f"{what}: index {axis} is a {type(pick).__name__}; ints, slices and ... are "
+                f"{what}: index {axis} is {a_type(pick)}; ints, slices and ... are "
                 "understood. Take a block first, and choose from it."
             )
         if own is not None:
@@ -194,7 +197,7 @@ def require_ints(index: tuple[Any, ...], what: str) -> None:
     for axis, pick in enumerate(index):
         if isinstance(pick, slice) or pick is Ellipsis:
             raise IndexError(
-                f"{what}: index {axis} is a {type(pick).__name__}; one int for each axis is needed."
+                f"{what}: index {axis} is {a_type(pick)}; one int for each axis is needed."
             )
 
 

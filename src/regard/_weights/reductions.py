@@ -8,7 +8,8 @@ from typing import Any, Generic, NamedTuple, Protocol
 import numpy as np
 
 from regard._base.arrays import accumulating_name, arrays_of
-from regard._base.errors import ShapeError
+from regard._base.errors import ShapeError, a_type
+from regard._base.settings import require_materializable
 from regard._base.types import ArrayT, IndexT
 from regard._call.call import Call
 from regard._call.visible import sees
@@ -104,9 +105,27 @@ def is_pair_of_ints(x: Any) -> bool:
 def check_k(k: int, count: int, of: str, what: str = "topk") -> None:
     """Raises TypeError or ShapeError where there are no k strongest ``of`` these."""
     if isinstance(k, bool) or not isinstance(k, (int, np.integer)):
-        raise TypeError(f"{what}: k is a {type(k).__name__}; an int is needed.")
+        raise TypeError(f"{what}: k is {a_type(k)}; an int is needed.")
     if not 0 <= k <= count:
         raise ShapeError(f"{what}: k is {k}; it must be between 0 and the number of {of}, {count}.")
+
+
+def require_room_for_pairs(shape: tuple[int, ...], dtype: str) -> None:
+    """Raises MaterializeError where the strongest pairs are above the limit: ``(B, H, n)``."""
+    size = 2 * 8 + np.dtype(dtype).itemsize  # query, key and number
+    require_materializable(
+        "strongest", shape, 8 * size,
+        "Ask for fewer pairs, or of one head: weights.head(h).strongest(n)",
+        f"pairs of {size} bytes",
+    )  # fmt: skip
+
+
+def require_room_for_bins(shape: tuple[int, ...], dtype: str) -> None:
+    """Raises MaterializeError where a heatmap is above the limit: ``(B, H, R, C)``."""
+    require_materializable(
+        "pool", shape, 8 * np.dtype(dtype).itemsize,
+        "Ask for fewer bins, of one head or of a part: weights.head(h).pool(size, rows=slice(...))",
+    )  # fmt: skip
 
 
 class TopK:
@@ -134,11 +153,12 @@ class Strongest:
     def __init__(self, call: Call, n: int) -> None:
         B, Hq, _, Lq, Lk = call.sizes
         if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
-            raise TypeError(f"strongest: n is a {type(n).__name__}; an int is needed.")
+            raise TypeError(f"strongest: n is {a_type(n)}; an int is needed.")
         if n < 0:
             raise ValueError(f"strongest: n is {n}; it must not be negative.")
         self._n = n = min(int(n), Lq * Lk)
         xp, dtype = arrays_of(call.query), accumulating_name(call.query)
+        require_room_for_pairs((B, Hq, n), dtype)
         self._weight = xp.full((B, Hq, n), 0.0, dtype)
         self._query, self._key = (xp.full((B, Hq, n), -1, "int64") for _ in range(2))
 
@@ -175,7 +195,9 @@ class Pool:
             self._places = _places_in(call, of)
             rows, columns = self._places["bin_extent"]
         shape = (B, Hq, min(int(size[0]), rows), min(int(size[1]), columns))
-        self._picture = _written_by_backends(call, shape, np.nan, accumulating_name(call.query))
+        dtype = accumulating_name(call.query)
+        require_room_for_bins(shape, dtype)
+        self._picture = _written_by_backends(call, shape, np.nan, dtype)
 
     def fields(self) -> dict[str, Any]:
         bins = tuple(self._picture.shape[2:])

@@ -18,7 +18,7 @@ from regard._base.arrays import (
     is_tensor,
     to_numpy,
 )
-from regard._base.errors import ShapeError
+from regard._base.errors import ShapeError, a_type
 from regard._base.types import ArrayT
 from regard._call.call import Call
 from regard._call.checks import FLOATS
@@ -174,7 +174,7 @@ def _checked(call: Call, statistics: Any) -> list[np.ndarray]:
     """Maximum and total, ``(B, Hq, Lq)`` of NumPy."""
     if not isinstance(statistics, tuple) or len(statistics) != 2:
         raise TypeError(
-            f"statistics: a {type(statistics).__name__} is given; RowStatistics(maximum, total) is"
+            f"statistics: {a_type(statistics)} is given; RowStatistics(maximum, total) is"
             " needed, as regard.attention(..., return_statistics=True) and regard.merge give it."
         )
     B, Hq, _, Lq, _ = call.sizes
@@ -182,7 +182,7 @@ def _checked(call: Call, statistics: Any) -> list[np.ndarray]:
     found, sums = [], accumulating_name(call.query)
     for name, x in zip(RowStatistics._fields, statistics):
         if not is_array(x) and not is_tensor(x):
-            raise TypeError(f"statistics: {name} is a {type(x).__name__}; an array is needed.")
+            raise TypeError(f"statistics: {name} is {a_type(x)}; an array is needed.")
         if dtype_name(x) not in FLOATS:
             raise TypeError(f"statistics: {name} is {dtype_name(x)}; floating numbers are needed.")
         if dtype_name(x) not in (sums, "float64"):

@@ -9,6 +9,7 @@ import numpy as np
 from regard._base.arrays import is_tensor, read_array
 from regard._base.errors import ShapeError
 from regard._base.types import Array, ArrayT
+from regard._weights.exchange import capsule
 from regard._weights.questions import at_once
 
 if TYPE_CHECKING:
@@ -90,6 +91,17 @@ class TransposedWeights(Generic[ArrayT]):
     ) -> NDArray[np.floating[Any]]:
         """The whole matrix; refused above the limit that ``regard.limits`` sets."""
         return self._weights.__array__(dtype, copy).swapaxes(-1, -2)
+
+    @at_once
+    def __dlpack__(self, *, copy: bool | None = None, **options: Any) -> Any:
+        """The whole matrix, as ``torch.as_tensor`` asks for it; refused as ``np.asarray`` is."""
+        whole: Any = self._weights
+        return capsule(lambda: whole[...].swapaxes(-1, -2), "weights", copy, options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        whole: Any = self._weights
+        found: tuple[int, int] = whole.__dlpack_device__()
+        return found
 
     def __repr__(self) -> str:
         return f"{self._weights._line}, transposed to {self.shape}"

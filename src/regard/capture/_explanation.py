@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard._base.errors import RecordingError, ShapeError
+from regard._base.errors import RecordingError, ShapeError, a_type
 from regard.capture._taken import Taken
 
 
@@ -22,7 +22,7 @@ class Explanation:
     def __init__(self, number: Callable[[Any], Tensor]) -> None:
         if not callable(number):
             raise TypeError(
-                f"record: explain is a {type(number).__name__}; a function of the model's output "
+                f"record: explain is {a_type(number)}; a function of the model's output "
                 "that gives one number is needed, as in explain=lambda output: output.loss."
             )
         self._number = number
@@ -70,7 +70,7 @@ class Explanation:
         number = self._number(output)
         if not isinstance(number, Tensor):
             raise TypeError(
-                f"record: explain gave a {type(number).__name__}; a tensor is needed, computed "
+                f"record: explain gave {a_type(number)}; a tensor is needed, computed "
                 "from the model's output."
             )
         if number.numel() != 1:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from regard._base.errors import a_type
 from regard._operator.torch_calls import Hook, Running, is_running, uncompiled
 from regard.capture._calls import NOT_SEEN, calls_taken, is_in_backward, left_out
 from regard.capture._groups import group_names
@@ -315,13 +316,13 @@ def watch(
     largest score), Xiao et al. 2023 (attention sinks).
     """
     if not isinstance(model, Module):
-        raise TypeError(f"watch: model is a {type(model).__name__}; a torch.nn.Module is needed.")
+        raise TypeError(f"watch: model is {a_type(model)}; a torch.nn.Module is needed.")
     every, start = _int("every", every), _int("start", start)
     if every < 1:
         raise ValueError(f"watch: every is {every}; 1, each step, is the least.")
     if report is not None and not callable(report):
         raise TypeError(
-            f"watch: report is a {type(report).__name__}; a function report(step, found) is "
+            f"watch: report is {a_type(report)}; a function report(step, found) is "
             "needed, or None to read watch.last and watch.history."
         )
     return Watch(model, every, report, start, bool(evaluation), check_nan)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from regard._base.errors import UnsupportedError
+from regard._base.errors import UnsupportedError, a_type
 
 _BY_BATCH = "mask", "bias", "key_lengths", "segments", "intervals", "dropout"
 _BY_HEAD = "mask", "bias", "sinks", "edits", "dropout"
@@ -71,7 +71,7 @@ def _check(arrays: dict[str, Any], options: dict[str, Any], placement: Any, size
 
 
 def _told(x: Any) -> str:
-    return f"a DTensor of {x.placements}" if _is_one(x) else f"a {type(x).__name__}"
+    return f"a DTensor of {x.placements}" if _is_one(x) else a_type(x)
 
 
 def _is_one(x: Any) -> bool:

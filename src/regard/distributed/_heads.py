@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +13,12 @@ from regard._base.types import BackendName
 from regard._call.edits import Edit
 from regard._operator.attention import attention as attend
 from regard._weights.statistics import RowStatistics
+from regard._weights.written import Version
 from regard.distributed._layout import Layout, of_all_ranks
-from regard.distributed._sequence import Sequence
+from regard.distributed._sequence import Sequence, require_as_they_were
 
 HEADS = -3  # the axis
+OF_TENSORS = "mask", "bias", "sinks", "segments", "intervals", "key_lengths"
 
 
 def check(sequence: Sequence, query: torch.Tensor, key: torch.Tensor) -> None:
@@ -51,8 +54,16 @@ def of_heads(
         q, k, v, query_start=0, return_statistics=True, backend=backend, **options
     )
     rows = _to_tokens(torch.stack(statistics, -1), layout)
-    own: torch.Tensor = _ToTokens.apply(output, layout)
+    own: torch.Tensor = _ToTokens.apply(output, layout, _read_again(sequence))
     return own, RowStatistics(rows[..., 0], rows[..., 1])
+
+
+def _read_again(sequence: Sequence) -> tuple[Version, ...] | None:
+    """The tensors of the caller's that gradients read again; None where no rank has any."""
+    given = {*sequence.options} | ({"sinks"} if sequence.sinks is not None else set())
+    if given.isdisjoint(OF_TENSORS):
+        return None
+    return tuple(one for one in sequence.versions if one.name not in sequence.by_query)
 
 
 def _options(sequence: Sequence, heads: int) -> dict[str, Any]:
@@ -95,41 +106,86 @@ def _moved(edit: Edit, own: slice, heads: int) -> list[Edit]:
 
 class _ToHeads(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, layout: Layout) -> torch.Tensor:
+    def forward(
+        ctx: Any, x: torch.Tensor, layout: Layout, known: tuple[Version, ...] | None = None
+    ) -> torch.Tensor:
         ctx.layout = layout
-        return _to_heads(x, layout)
+        return _to_heads(x, layout, known)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _ToTokens.apply(grad, ctx.layout), None
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return _ToTokens.apply(grad, ctx.layout), None, None
 
 
 class _ToTokens(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, layout: Layout) -> torch.Tensor:
-        ctx.layout = layout
+    def forward(
+        ctx: Any, x: torch.Tensor, layout: Layout, known: tuple[Version, ...] | None = None
+    ) -> torch.Tensor:
+        ctx.layout, ctx.known = layout, known
         return _to_tokens(x, layout)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _ToHeads.apply(grad, ctx.layout), None
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return _ToHeads.apply(grad, ctx.layout, ctx.known), None, None
 
 
-def _to_heads(x: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """``(..., H, count, n)`` of each rank becomes ``(..., H / ranks, length, n)``."""
-    parts = [part.contiguous() for part in x.chunk(layout.size, HEADS)]
+def _to_heads(
+    x: torch.Tensor, layout: Layout, known: tuple[Version, ...] | None = None
+) -> torch.Tensor:
+    """``(..., H, count, n)`` of each rank becomes ``(..., H / ranks, length, n)``.
+
+    Args:
+        known: of a gradient, the tensors that must be as they were, on all ranks.
+    """
+    parts = list(x.chunk(layout.size, HEADS))
     shape = list(parts[0].shape)
     arrived = []
     for count in layout.counts:
         shape[-2] = count
-        arrived.append(x.new_empty(shape))
-    _all_to_all(layout, parts, arrived)
+        arrived.append(x.new_empty(shape if known is None else math.prod(shape) + 1))
+    if known is None:
+        _all_to_all(layout, [part.contiguous() for part in parts], arrived)
+    else:
+        arrived = _told_to_all(layout, known, parts, arrived)
     shape[-2] = layout.length
     whole = x.new_empty(shape)
     for part, pieces in zip(arrived, layout.pieces):
         for piece in pieces:
             whole[..., piece.span, :] = part[..., piece.local, :]
     return whole
+
+
+def _told_to_all(
+    layout: Layout,
+    known: tuple[Version, ...],
+    parts: list[torch.Tensor],
+    arrived: list[torch.Tensor],
+) -> list[torch.Tensor]:
+    """``_all_to_all``, where a number after each message says whether its rank can go on.
+
+    Args:
+        arrived: of one axis, with a place for that number; what comes back has the parts' axes.
+
+    Raises:
+        RankError: another rank cannot; on that rank it is its own error.
+    """
+    error = None
+    try:
+        require_as_they_were(known)
+    except RuntimeError as found:
+        error = found
+    messages = []
+    for part in parts:
+        message = part.new_empty(part.numel() + 1)
+        message[:-1].view(part.shape).copy_(part)
+        message[-1] = error is not None
+        messages.append(message)
+    _all_to_all(layout, messages, arrived)
+    if any(torch.stack([message[-1] for message in arrived]).tolist()):
+        layout.peers.agree("attention's gradient", {}, parts[0].device, error)
+    *leading, _, n = parts[0].shape
+    return [x[:-1].view(*leading, count, n) for x, count in zip(arrived, layout.counts)]
 
 
 def _to_tokens(x: torch.Tensor, layout: Layout) -> torch.Tensor:

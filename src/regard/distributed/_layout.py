@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch.autograd.function import once_differentiable
 
-from regard._base.errors import ShapeError
+from regard._base.errors import ShapeError, a_type
 from regard.distributed._peers import Peers
 from regard.distributed._uncompiled import uncompiled
 
@@ -77,7 +77,7 @@ class Layout:
 
     def __init__(self, length: int, mesh: Any = None, order: Order = "zigzag") -> None:
         if isinstance(length, bool) or not isinstance(length, int):
-            raise TypeError(f"Layout: length is a {type(length).__name__}; an int is needed.")
+            raise TypeError(f"Layout: length is {a_type(length)}; an int is needed.")
         if length < 0:
             raise ValueError(f"Layout: length is {length}; it must not be negative.")
         if order not in get_args(Order):
@@ -169,7 +169,7 @@ class Layout:
 
     def _check(self, name: str, x: Any, dim: int, count: int) -> None:
         if not isinstance(x, torch.Tensor):
-            raise TypeError(f"Layout.{name}: x is a {type(x).__name__}; a tensor is needed.")
+            raise TypeError(f"Layout.{name}: x is {a_type(x)}; a tensor is needed.")
         if not -x.ndim <= dim < x.ndim:
             raise ShapeError(f"Layout.{name}: dim is {dim}, and x has {x.ndim} axes.")
         if x.shape[dim] != count:

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from regard._base.errors import a_type
+
 Message = tuple[int, torch.Tensor]  # a rank of the group, and what it sends or gets
 _HEADER, _TEXT = 56, 4096  # bytes
 Numbers = tuple[int, int]
@@ -101,7 +103,7 @@ class Peers:
             raise ValueError("Layout: this process is not in the group.")
         if mesh is not None and not isinstance(mesh, dist.ProcessGroup):
             raise TypeError(
-                f"Layout: mesh is a {type(mesh).__name__}; a DeviceMesh of one dimension or a"
+                f"Layout: mesh is {a_type(mesh)}; a DeviceMesh of one dimension or a"
                 " ProcessGroup is needed."
             )
         self.group: Any = dist.group.WORLD if mesh is None else mesh

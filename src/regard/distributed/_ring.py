@@ -14,9 +14,8 @@ from regard._operator.attention import attention as attend
 from regard._operator.merging import merge
 from regard._operator.part_gradients import AttentionGradients, attention_gradients
 from regard._weights.statistics import RowStatistics
-from regard._weights.written import first_written
 from regard.distributed._layout import Piece
-from regard.distributed._sequence import Sequence, of_pairs
+from regard.distributed._sequence import Sequence, of_pairs, require_as_they_were
 from regard.distributed._visits import visit
 
 # What is computed and merged at a time, so that it takes little memory beside the tokens.
@@ -69,11 +68,7 @@ def _saved(ctx: Any, grad: torch.Tensor) -> Any:
                 "distributed.attention: a gradient by the ring has no second one (create_graph=True"
                 ' asks for it). method="heads" has, where the ranks can share the heads.'
             )
-        if (name := first_written(ctx.versions)) is not None:
-            raise RuntimeError(
-                f"distributed.attention: {name} was written to since the output was computed, and"
-                " its gradient would be of other weights. Write after backward, or into a copy."
-            )
+        require_as_they_were(ctx.versions)
         saved = ctx.saved_tensors
     except Exception as found:
         error = found

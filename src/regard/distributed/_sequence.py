@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from regard._backends import choose
-from regard._base.errors import ShapeError
+from regard._base.errors import ShapeError, a_type
 from regard._call.checks import read_call
 from regard._call.edits import edits_of
 from regard._call.hints import unknown_option
 from regard._call.options import OPTIONS, REAL_NUMBERS
 from regard._call.visible import Visibility
-from regard._weights.written import Version, versions_of
+from regard._weights.written import Version, first_written, versions_of
 from regard.distributed._layout import Layout, Piece
 from regard.distributed._peers import disagreement
 
@@ -148,6 +148,15 @@ def _runs(visible: Visibility, b: int, queries: int) -> tuple[Run, Run]:
     return ends, (keys.start, keys.stop)
 
 
+def require_as_they_were(known: tuple[Version, ...]) -> None:
+    """Raises a RuntimeError if an option of a gradient was written to."""
+    if (name := first_written(known)) is not None:
+        raise RuntimeError(
+            f"distributed.attention: {name} was written to since the output was computed, and"
+            " its gradient would be of other weights. Write after backward, or into a copy."
+        )
+
+
 def _is_pair(x: Any) -> bool:
     return isinstance(x, tuple) and all(isinstance(y, torch.Tensor) for y in x)
 
@@ -183,7 +192,7 @@ def read(
     """
     if not isinstance(layout, Layout):
         raise TypeError(
-            f"distributed.attention: layout is a {type(layout).__name__}; a"
+            f"distributed.attention: layout is {a_type(layout)}; a"
             " regard.distributed.Layout is needed, as in Layout(length, mesh['cp'])."
         )
     for name in _PLACES:
@@ -223,9 +232,7 @@ def read(
 
 def _check(layout: Layout, name: str, x: Any) -> None:
     if not isinstance(x, torch.Tensor):
-        raise TypeError(
-            f"distributed.attention: {name} is a {type(x).__name__}; a torch tensor is needed."
-        )
+        raise TypeError(f"distributed.attention: {name} is {a_type(x)}; a torch tensor is needed.")
     if x.ndim < 2:
         raise ShapeError(
             f"distributed.attention: {name} has {x.ndim} axes; at least (L, D) is needed."

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 
+from regard._base.errors import a_type
 from regard._base.types import ReceivedHow
 from regard._call.visible import sees
 from regard._operator.merging import merge
@@ -398,7 +399,7 @@ class _Strongest:
     def __init__(self, weights: DistributedWeights, n: Any) -> None:
         self._peers, length = weights.layout.peers, weights.layout.length
         if isinstance(n, bool) or not isinstance(n, int):
-            raise TypeError(f"strongest: n is a {type(n).__name__}; an int is needed.")
+            raise TypeError(f"strongest: n is {a_type(n)}; an int is needed.")
         if n < 0:
             raise ValueError(f"strongest: n is {n}; it must not be negative.")
         self._n = min(n, length * length)

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regard._base.errors import a_type
 from regard._base.types import Bool, Float, Int
-from regard._weights.parts import place_of
+from regard._weights.parts import int_of, place_of
 from regard.heads._measure import measured, sampled
 from regard.heads._patterns import Patterns
 from regard.heads._roles import (
@@ -225,13 +226,15 @@ class HeadScores:
 
         Args:
             by: a role of ``roles``, ``"entropy"``, ``"distance"``, or ``"layer"``.
-            ascending: the least first; by default for ``"entropy"`` alone.
+            ascending: the least first; by default for ``"entropy"`` and ``"layer"`` alone.
 
         Raises:
             KeyError: no such score.
         """
         if by == "layer":
-            return dataclasses.replace(self, order=tuple(self._places()))
+            places = tuple(self._places())
+            falls = ascending is not None and not ascending
+            return dataclasses.replace(self, order=places[::-1] if falls else places)
         values = self[by]
         sign = 1 if (by == "entropy" if ascending is None else ascending) else -1
 
@@ -337,12 +340,15 @@ class Reader:
         queries, receivers: as in ``head_scores``.
 
     Raises:
-        ValueError: as ``head_scores``.
+        TypeError, ValueError: as ``head_scores``.
     """
 
     def __init__(
         self, recording: Recording[Any], queries: int | None = None, receivers: int = 8
     ) -> None:
+        _require_recording(recording)
+        queries = None if queries is None else int_of("head_scores: queries", queries)
+        receivers = int_of("head_scores: receivers", receivers)
         length, keys = len(recording.query_tokens), len(recording.tokens)
         if not length:
             raise ValueError("head_scores: the recording has no queries to score.")
@@ -386,6 +392,7 @@ def head_scores(
         receivers: how many of the keys that get most weight to name.
 
     Raises:
+        TypeError: there is no Recording, but weights for instance; or counts are no ints.
         ValueError: a recording without queries, ``queries`` below 1, or ``receivers`` below 0.
 
     Source: docs/heads.md has one for each role; Olsson et al. 2022 for induction.
@@ -404,8 +411,9 @@ def place_to_open(
         among: as in ``HeadScores.telling``.
 
     Raises:
-        ValueError: as ``head_scores`` and ``HeadScores.telling``.
+        TypeError, ValueError: as ``head_scores`` and ``HeadScores.telling``.
     """
+    _require_recording(recording)
     if among is None:
         layers = zip(recording.layer_numbers, recording.layers)
         among = [(number, head) for number, layer in layers for head in layer.head_numbers]
@@ -413,6 +421,16 @@ def place_to_open(
         return next(iter(among))
     told = head_scores(recording).telling(among)
     return told.layer, told.head
+
+
+def _require_recording(x: object) -> None:
+    from regard.recording import Recording
+
+    if not isinstance(x, Recording):
+        raise TypeError(
+            f"head_scores: {a_type(x)} is no Recording; regard.record makes one, and"
+            " Recording(tokens, [weights.layer(), ...]) one of the weights of layers."
+        )
 
 
 def _padded(of_layers: list[Any], heads: int) -> Any:

@@ -49,7 +49,7 @@ class Generation:
         """Notes what ``generate`` is called with in the block.
 
         Raises:
-            RecordingError: it is asked for tokens that are guessed and dropped again.
+            RecordingError: it is asked for beams, or tokens that are guessed and dropped again.
         """
         generate = getattr(model, "generate", None)
         if generate is None:
@@ -76,16 +76,25 @@ class Generation:
                 model.generate = own
 
     def _note(self, model: Any, given: dict[str, Any]) -> None:
-        config = given.get("generation_config") or getattr(model, "generation_config", None)
+        configs = given.get("generation_config"), getattr(model, "generation_config", None)
 
         def chosen(name: str) -> Any:
-            return given.get(name, getattr(config, name, None))
+            if name in given:
+                return given[name]
+            found = (getattr(config, name, None) for config in configs)
+            return next((x for x in found if x is not None), None)
 
         if guess := next((name for name in GUESSES if chosen(name)), None):
             raise RecordingError(
                 f"record: generate(..., {guess}=...) guesses tokens and drops those that are not "
                 "right; a recording holds tokens that stay. Generate without it, or record the "
                 "finished text in one pass."
+            )
+        if (beams := chosen("num_beams")) is not None and beams > 1:
+            raise RecordingError(
+                f"record: generate(..., num_beams={beams}) is beam search, which copies and drops "
+                "what it began; a recording holds tokens that stay. Generate with num_beams=1, or "
+                "record the finished text in one pass."
             )
         if chosen("prefill_chunk_size"):
             names = ("inputs_embeds", "input_ids", "inputs")

@@ -13,6 +13,7 @@ import safetensors.numpy
 from safetensors import SafetensorError
 
 from regard._base.cache import KeyValueCache
+from regard._base.errors import a_type
 from regard._base.files import check_folder, open_file, replaced_when_complete
 from regard._base.rotary import rotate
 from regard._operator.attention import attention
@@ -162,8 +163,7 @@ class LanguageModel:
         """The gradients of the loss of a token by the output of each layer's attention."""
         if isinstance(position, bool) or not isinstance(position, (int, np.integer)):
             raise TypeError(
-                f"record: explain is a {type(position).__name__}; the position of a token is"
-                " needed, an int."
+                f"record: explain is {a_type(position)}; the position of a token is needed, an int."
             )
         found = int(position)
         found += len(ids) if found < 0 else 0
@@ -222,7 +222,7 @@ class LanguageModel:
     def generate(
         self, text: str, tokens: int, *, temperature: float = 0.0, seed: int | None = 0
     ) -> str:
-        """Continues ``text``; see ``stream``."""
+        """What continues ``text``, without the text itself; see ``stream``."""
         return "".join(self.stream(text, tokens, temperature=temperature, seed=seed))
 
     def stream(
@@ -231,10 +231,12 @@ class LanguageModel:
         """Continues ``text`` piece by piece, whole characters only.
 
         A text may end inside a token (``"def "`` does: the model knows ``" name"``), so its last
-        space or token is chosen again, among the tokens that begin with it.
+        space or token is chosen again, among the tokens that begin with it. The text stays as it
+        is: only what such a token has beyond it comes back.
 
         Args:
-            tokens: how many at most; fewer where the model ends the text.
+            tokens: how many at most, after the one that is chosen again; fewer where the model ends
+                the text.
             temperature: 0 takes the most likely token, and so does all below 1e-8; 1 draws from
                 the model's distribution.
             seed: of the draws; the same seed gives the same text, None another each time.
@@ -246,9 +248,7 @@ class LanguageModel:
         """
         tokens = int_of("generate: tokens", tokens)
         if isinstance(temperature, bool) or not isinstance(temperature, numbers.Real):
-            raise TypeError(
-                f"generate: temperature is a {type(temperature).__name__}; a number is needed."
-            )
+            raise TypeError(f"generate: temperature is {a_type(temperature)}; a number is needed.")
         if tokens < 0 or not 0 <= temperature < np.inf:
             raise ValueError(
                 f"generate: tokens is {tokens} and temperature {temperature}; "
@@ -332,7 +332,7 @@ class LanguageModel:
     def _require_ids(self, ids: Sequence[int], least: int) -> None:
         """Raises for no list, too few ids, or one that is none of the vocabulary."""
         if not hasattr(ids, "__len__"):
-            raise TypeError(f"Token ids are a {type(ids).__name__}; a list of ints is needed.")
+            raise TypeError(f"Token ids are {a_type(ids)}; a list of ints is needed.")
         if len(ids) < least:
             raise ValueError(
                 f"Token ids: {len(ids)} given, at least {least} needed; "

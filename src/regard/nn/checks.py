@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard._base.arrays import dtype_name
 from regard._base.autocast import is_autocast
-from regard._base.errors import UnsupportedError
+from regard._base.errors import UnsupportedError, a_type
 from regard._call.hints import unknown_option
 
 OF_LAYER = dict.fromkeys(
@@ -22,7 +22,7 @@ def check_counts(layer: str, **counts: object) -> None:
     """Raises a TypeError for what is no integer, nor None."""
     for name, x in counts.items():
         if x is not None and (isinstance(x, bool) or not isinstance(x, numbers.Integral)):
-            raise TypeError(f"{layer}: {name} is {x!r}, a {type(x).__name__}; an int is needed.")
+            raise TypeError(f"{layer}: {name} is {x!r}, {a_type(x)}; an int is needed.")
 
 
 def check_names(layer: str, more: tuple[Any, ...], unknown: Any, known: Iterable[str]) -> None:
@@ -53,9 +53,8 @@ def check_tensor(layer: str, name: str, x: Any, weight: Any) -> None:
         UnsupportedError: a nested tensor.
     """
     if not isinstance(x, Tensor):
-        kind = f"{type(x).__module__}.{type(x).__qualname__}"
         raise TypeError(
-            f"{layer}: {name} is a {kind}; a torch tensor is needed, as in"
+            f"{layer}: {name} is {a_type(x, whole=True)}; a torch tensor is needed, as in"
             f" torch.as_tensor({name}).float()."
         )
     if x.is_nested:

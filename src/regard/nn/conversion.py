@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard._base.errors import ShapeError, UnsupportedError
+from regard._base.errors import ShapeError, UnsupportedError, a_type
 
 Reading = tuple[dict[str, Any], dict[str, Tensor], bool]
 
@@ -15,7 +15,7 @@ def from_torch(module: nn.MultiheadAttention) -> Reading:
     """Reads ``torch.nn.MultiheadAttention``, whose parameters have the same names and layout."""
     if not isinstance(module, nn.MultiheadAttention):
         raise TypeError(
-            f"MultiHeadAttention.from_torch: got a {type(module).__name__}; "
+            f"MultiHeadAttention.from_torch: got {a_type(module)}; "
             "a torch.nn.MultiheadAttention is needed."
         )
     if module.bias_k is not None or module.add_zero_attn:
@@ -79,7 +79,7 @@ def _read_linear(name: str, module: nn.Module) -> tuple[Tensor, Tensor | None]:
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
     if not isinstance(weight, Tensor) or weight.ndim != 2:
         raise TypeError(
-            f"MultiHeadAttention.from_gpt2: {name} is a {type(module).__name__} without a matrix "
+            f"MultiHeadAttention.from_gpt2: {name} is {a_type(module)} without a matrix "
             "named weight; a torch.nn.Linear or GPT-2's Conv1D is needed."
         )
     return (weight if isinstance(module, nn.Linear) else weight.mT), bias

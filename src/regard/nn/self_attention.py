@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack, overloa
 import torch
 from torch import Tensor, nn
 
-from regard._base.errors import ShapeError
+from regard._base.errors import ShapeError, a_type
 from regard._operator.attention import attention
 from regard.nn.checks import check_counts, check_names, check_tensor
 from regard.nn.conversion import copied
@@ -103,7 +103,7 @@ class SelfAttention(nn.Module):
                 weights[name], biases[name] = projection.mT, None
             else:
                 raise TypeError(
-                    f"SelfAttention: {name} is a {type(projection).__name__}; a torch.nn.Linear or "
+                    f"SelfAttention: {name} is {a_type(projection)}; a torch.nn.Linear or "
                     "a matrix (d_in, d_out) is needed."
                 )
         if len({weight.shape for weight in weights.values()}) > 1 or weights["query"].ndim != 2:

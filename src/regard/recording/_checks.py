@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from regard._base.errors import ShapeError
+from regard._base.errors import ShapeError, a_type
 from regard._base.types import ArrayT
 from regard.recording._layer import Layer, shape_of
 from regard.recording._texts import Texts
@@ -21,7 +21,7 @@ def checked_texts(name: str, tokens: Sequence[str]) -> Sequence[str]:
 
 def checked_tokens(name: str, tokens: Sequence[str]) -> tuple[str, ...]:
     if isinstance(tokens, str) or not isinstance(tokens, Iterable):
-        found = "one str" if isinstance(tokens, str) else f"a {type(tokens).__name__}"
+        found = "one str" if isinstance(tokens, str) else a_type(tokens)
         raise TypeError(f"recording: {name} is {found}; a list with one str per token is needed.")
     tokens = tuple(tokens)
     for index, token in enumerate(tokens):
@@ -39,9 +39,7 @@ def checked_layers(layers: Sequence[Layer[ArrayT]]) -> tuple[Layer[ArrayT], ...]
     if isinstance(layers, Layer):
         raise TypeError("recording: layers is one Layer; a list is needed: [layer].")
     if not isinstance(layers, Iterable):
-        raise TypeError(
-            f"recording: layers is a {type(layers).__name__}; a list of Layer is needed."
-        )
+        raise TypeError(f"recording: layers is {a_type(layers)}; a list of Layer is needed.")
     layers = tuple(layers)
     for index, layer in enumerate(layers):
         if not isinstance(layer, Layer):

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from regard._base.arrays import dtype_name, is_tensor, to_numpy
-from regard._base.errors import ShapeError
+from regard._base.errors import ShapeError, a_type
 from regard._base.settings import require_materializable
 
 WAY_OUT = (
@@ -195,7 +195,7 @@ def names_of(names: Sequence[str] | None, count: int) -> Sequence[str]:
     if names is None:
         return [""] * count
     if not hasattr(names, "__len__"):
-        raise TypeError(f"from_weights: names is a {type(names).__name__}; a list is needed.")
+        raise TypeError(f"from_weights: names is {a_type(names)}; a list is needed.")
     if isinstance(names, str) or len(names) != count:
         told = "one str" if isinstance(names, str) else f"{len(names)} of them"
         raise ShapeError(f"from_weights: names is {told}; {count} layers need one each.")

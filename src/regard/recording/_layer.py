@@ -13,7 +13,7 @@ import numpy as np
 
 from regard._base.arrays import dtype_name, is_tensor
 from regard._base.deferred import fetched
-from regard._base.errors import ShapeError, UnsupportedError
+from regard._base.errors import ShapeError, UnsupportedError, a_type
 from regard._base.types import Array, ArrayT
 from regard._call import edits
 from regard._call.checks import FLOATS, LARGEST_POSITION, read_call
@@ -301,8 +301,8 @@ class Layer(Generic[ArrayT]):
         value: Any = self._value
         if is_tensor(gradient) != is_tensor(value) or not hasattr(gradient, "dtype"):
             raise TypeError(
-                f"Layer: gradient is a {type(gradient).__name__}, and value a "
-                f"{type(value).__name__}; both must be of one library."
+                f"Layer: gradient is {a_type(gradient)}, and value {a_type(value)}; both must be of"
+                " one library."
             )
         if dtype_name(gradient) not in FLOATS:
             raise TypeError(f"Layer: gradient is {dtype_name(gradient)}; floats are needed.")

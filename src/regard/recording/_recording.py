@@ -89,13 +89,12 @@ class Recording(Showings[ArrayT]):
     """
 
     __slots__ = (
-        "_file", "_layers", "_others", "_query_tokens", "_tokens", "_weights", "boundary", "grids",
-        "group", "model",
+        "_file", "_layers", "_model", "_others", "_query_tokens", "_tokens", "_weights", "boundary",
+        "grids", "group",
     )  # fmt: skip
     boundary: int | None
     grids: tuple[Grid, ...]
     group: str
-    model: str
 
     def __init__(
         self,
@@ -113,7 +112,8 @@ class Recording(Showings[ArrayT]):
         self._file: MappedFile | RemoteFile | None = None
         self._layers = checked_layers(layers)
         self._others: dict[str, Recording[ArrayT]] = {}
-        self.model, self.group, self.boundary = model, group, boundary
+        self._model = _checked_text("model", model)
+        self.group, self.boundary = group, boundary
         numbered = dict(zip(checked_numbers(self._layers), self._layers))
         check_key_count(numbered, self._tokens)
         self._query_tokens = checked_query_tokens(numbered, self._tokens, query_tokens)
@@ -223,9 +223,21 @@ class Recording(Showings[ArrayT]):
         self._query_tokens = _as_many("query_tokens", texts, self._query_tokens)
         self._forget_weights()
 
+    @property
+    def model(self) -> str:
+        """Name of the model, for people."""
+        return self._model
+
+    @model.setter
+    def model(self, name: str) -> None:
+        name = _checked_text("model", name)
+        if name != self._model:
+            self._model = name
+            self._forget_weights()
+
     def _forget_weights(self) -> None:
-        """Weights that were made have the texts that there were."""
-        self._weights = LayerWeights(self._layers, self._tokens, self._query_tokens, self.model)
+        """Weights that were made have the texts and the model's name that there were."""
+        self._weights = LayerWeights(self._layers, self._tokens, self._query_tokens, self._model)
 
     def _read_texts(self, found: Sequence[str]) -> tuple[str, ...]:
         """Texts that may still be in a file."""
@@ -301,6 +313,7 @@ class Recording(Showings[ArrayT]):
             OSError: the folder is missing or cannot be written.
             RecordingError: the name is a link that leads back to itself, or names and options are
                 more than the header of a file takes.
+            TypeError, ValueError: a name or number that was assigned to a layer since.
             ValueError: a name of another kind of file.
 
         Source: docs/recording.md describes the file.
@@ -404,7 +417,6 @@ def _checked_group(recording: Recording[Any], name: Any) -> str:
 
 # What is assigned to an attribute is checked as what the recording was made of.
 _CHECKS: dict[str, Callable[[Recording[Any], Any], Any]] = {
-    "model": lambda _, x: _checked_text("model", x),
     "group": _checked_group,
     "boundary": lambda recording, x: checked_boundary(x, len(recording._tokens)),
     "grids": lambda recording, x: checked_grids(x, len(recording._tokens)),

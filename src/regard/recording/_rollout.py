@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard._base.arrays import to_numpy
-from regard._base.errors import ShapeError
+from regard._base.errors import ShapeError, a_type
 from regard._base.types import Array, ArrayT
 from regard._weights.mix import Mix, mixed_heads
 from regard._weights.pair_matrix import Logarithms, PairMatrix, Rows
@@ -46,11 +46,11 @@ def rollout(recording: Recording[ArrayT], residual: float = 0.5) -> Rollout[Arra
 
     if not isinstance(recording, Recording):
         raise TypeError(
-            f"rollout: a {type(recording).__name__} is no Recording; regard.record makes one, and"
+            f"rollout: {a_type(recording)} is no Recording; regard.record makes one, and"
             " Recording(tokens, [weights.layer(), ...]) one of the weights of layers."
         )
     if not isinstance(residual, numbers.Real) or isinstance(residual, bool):
-        raise TypeError(f"rollout: residual is a {type(residual).__name__}; a number is needed.")
+        raise TypeError(f"rollout: residual is {a_type(residual)}; a number is needed.")
     if not (math.isfinite(residual) and 0 <= residual <= 1):
         raise ValueError(f"rollout: residual is {residual}; a share from 0 to 1 is needed.")
     for number, layer in zip(recording.layer_numbers, recording.layers):

@@ -16,7 +16,7 @@ import numpy as np
 
 from regard._base.arrays import is_tensor
 from regard._base.deferred import fetched
-from regard._base.errors import RecordingError
+from regard._base.errors import RecordingError, a_type
 from regard._base.files import replaced_when_complete
 from regard._call import edits
 from regard._call.options import RECORDED_ARRAYS, RECORDED_NUMBERS, RECORDED_PAIRS
@@ -51,6 +51,8 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"))
 def write(recording: Recording, path: Path, statistics: bool = False) -> None:
     """Write ``recording`` to ``path``: the whole file under that name, or nothing."""
     check_name(path)
+    for group in recording.groups.values():
+        _check_layers(group)
     arrays = [
         (f"{prefix(place)}layers.{index}.{name}", array)
         for place, group in enumerate(recording.groups.values())
@@ -65,6 +67,20 @@ def write(recording: Recording, path: Path, statistics: bool = False) -> None:
         for *_, array in named:
             target.add(array)
         target.flush()
+
+
+def _check_layers(group: Recording) -> None:
+    """Checks that what was assigned to layers since is what the recording's own numbers say."""
+    for at, (number, layer) in enumerate(zip(group.layer_numbers, group.layers)):
+        if not isinstance(layer.name, str):
+            raise TypeError(
+                f"recording: the name of layer {number} is {a_type(layer.name)}; it must be a str."
+            )
+        if number != (at if layer.number is None else layer.number):
+            raise ValueError(
+                f"recording: layer {number} was given the number {layer.number} since the recording"
+                " was made. Make another, Recording(tokens, layers), or give it back its own."
+            )
 
 
 def _layers_to_write(group: Recording, statistics: bool) -> Iterable[Layer]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic
 
 from regard._base.deferred import fetched
-from regard._base.errors import UnsupportedError
+from regard._base.errors import UnsupportedError, a_type
 from regard._base.types import ArrayT
 from regard._weights.parts import place_of
 from regard.recording._grid import Grid
@@ -160,6 +160,7 @@ class Showings(Generic[ArrayT]):
             layer's ``head_numbers``.
 
         Raises:
+            TypeError: ``queries`` or ``receivers`` are no ints.
             ValueError: a recording without queries, ``queries`` below 1, or ``receivers`` below 0.
         """
         from regard.heads import head_scores
@@ -228,9 +229,7 @@ class Showings(Generic[ArrayT]):
                 " several, figure(heads=[(layer, head), ...])."
             )
         if not isinstance(heads, Iterable):
-            raise TypeError(
-                f"figure: heads is a {type(heads).__name__}; a list of (layer, head) is needed."
-            )
+            raise TypeError(f"figure: heads is {a_type(heads)}; a list of (layer, head) is needed.")
         found = []
         for pair in heads:
             if not isinstance(pair, (tuple, list)) or len(pair) != 2:

@@ -12,8 +12,8 @@ from regard._base.arrays import to_numpy
 from regard._base.settings import bytes_text, require_materializable
 from regard._base.types import Float, Int, PoolHow
 from regard._base.words import word_starts, word_texts
-from regard._weights.parts import basic_index, part_of, told_heads
-from regard._weights.reductions import Links, TopKeys, check_k
+from regard._weights.parts import basic_index, int_of, part_of, told_heads
+from regard._weights.reductions import Links, TopKeys, check_k, is_pair_of_ints
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
@@ -240,8 +240,10 @@ class WordWeights:
         Strongest first; −1, −1, 0.0 where no pair with a weight is left.
 
         Raises:
+            TypeError: n is no int.
             ValueError: n is negative.
         """
+        n = int_of("strongest: n", n)
         if n < 0:
             raise ValueError(f"strongest: n is {n}; it must not be negative.")
         *axes, Wq, Wk = self.shape
@@ -276,8 +278,11 @@ class WordWeights:
             rows, columns: the part's words, by default all.
 
         Raises:
+            TypeError: the size is no pair of ints, or parts are no slices.
             ValueError: another ``how``, or a size below 1.
         """
+        if not is_pair_of_ints(size):
+            raise TypeError(f"pool: size is {size!r}; a pair of ints (rows, columns) is needed.")
         if how not in ("max", "mass"):
             raise ValueError(f"pool: how is {how!r}; 'max' or 'mass' is needed.")
         if min(size) < 1:

@@ -35,10 +35,11 @@ class Progress(NamedTuple):
 
     Attributes:
         tokens: that are done, those of earlier runs too.
-        total: of all, as far as it is known: of shards to come an estimate.
+        total: of the shards that this run is about, and of those that are done, as far as it is
+            known: of shards to come an estimate.
         rate: tokens a second of this run; 0 before it has any.
         seconds: that are left at this rate; None before it has any.
-        shards, of: how many are done, and how many there are.
+        shards, of: how many are done, and how many the survey has, those of other runs too.
     """
 
     tokens: int
@@ -53,7 +54,7 @@ class Meter:
     """Tokens done and to come, told to whoever listens.
 
     Args:
-        estimates: tokens of every shard, about.
+        estimates: tokens of every shard, about; 0 of those that this run is not about.
         done: tokens of the shards that are done.
         tell: is given the progress.
     """
@@ -89,8 +90,8 @@ class Meter:
             return
         tokens = sum(self._done.values()) + sum(self._running.values())
         # What is to come is as much longer or shorter than estimated as what was done.
-        expected = sum(self._estimates[n] for n in self._done)
-        ratio = sum(self._done.values()) / expected if expected else 1.0
+        expected, found = sum(self._estimates[n] for n in self._done), sum(self._done.values())
+        ratio = found / expected if expected and found else 1.0
         total = sum(self._done.values()) + sum(
             max(self._running.get(n, 0), round(ratio * estimate))
             for n, estimate in enumerate(self._estimates)

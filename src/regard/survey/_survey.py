@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regard._base.errors import a_type
 from regard._base.types import Float
 from regard.heads import HeadScores
 from regard.lm import LanguageModel
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 SHARDS = 24  # of a small corpus, at least
 MAX_TOKENS = 1024
+USUAL = {"max_tokens": None, "column": "text", "documents": False, "threads": 1}  # not asked for
 
 
 class Survey:
@@ -57,9 +59,11 @@ class Survey:
 
     Raises:
         FileNotFoundError: no such file or model, or without a corpus no survey in the folder.
+        TypeError: a value of a wrong type.
         ModuleNotFoundError: pyarrow is not installed; ``pip install "regard[survey]"`` brings it.
         ValueError: another survey is in the folder, which the error names; nothing to read, texts
-            beside recordings, or numbers below 1.
+            beside recordings, or numbers below 1; without a corpus, settings that the survey in
+            the folder does not have.
 
     Example:
         >>> import regard, tempfile, pathlib
@@ -89,13 +93,31 @@ class Survey:
         self.folder = Path(folder).resolve()
         given = {"max_tokens": max_tokens, "shard_tokens": shard_tokens, "threads": threads}
         for name, value in given.items():
-            if value is not None and value < 1:
+            if value is None:
+                continue
+            _require_int(name, value)
+            if value < 1:
                 raise ValueError(f"survey: {name} is {value}; at least 1 is needed.")
+        _require("documents", documents, bool, "True or False")
+        _require("column", column, str, "a str")
+        max_tokens = None if max_tokens is None else int(max_tokens)  # NumPy's is no JSON
+        threads = int(threads)
         own = Own(model) if isinstance(model, LanguageModel) else None
         self._task = Task(str(self.folder), own, trust_remote_code)
         if corpus is None:
             self.manifest = Manifest.load(self.folder)
+            if shard_tokens is not None:
+                raise ValueError(
+                    "survey: shard_tokens has no meaning without a corpus: the survey has its"
+                    " shards already. Leave it out."
+                )
+            settings = {
+                "max_tokens": max_tokens, "column": column, "documents": documents,
+                "threads": threads,
+            }  # fmt: skip
+            self._require_begun_with(settings, model)
             return
+        _require("corpus", corpus, (str, Path, Iterable), "a path or a list of paths")
         named = [corpus] if isinstance(corpus, (str, Path)) else [*corpus]
         files, left_out = found_files(named, self.folder)
         name = _name_of(model, files)
@@ -133,6 +155,21 @@ class Survey:
             asked.save(self.folder)
         return asked
 
+    def _require_begun_with(
+        self, settings: Mapping[str, Any], model: str | Path | LanguageModel | None
+    ) -> None:
+        """Raises where a survey that is opened has not the settings or the model asked for."""
+        found = {"model": self.manifest.model["name"], **self.manifest.settings}
+        given = {name: x for name, x in settings.items() if x != USUAL[name]}
+        if model is not None and not isinstance(model, LanguageModel):
+            given["model"] = _name_of(model, [])
+        for name, x in given.items():
+            if x != found[name]:
+                raise ValueError(
+                    f"survey: {self.folder} has another survey: it has {name} {found[name]}, and"
+                    f" {x} is asked for. Leave {name} out, or begin a survey in another folder."
+                )
+
     def __len__(self) -> int:
         """How many shards there are."""
         return len(self.manifest.shards)
@@ -159,8 +196,10 @@ class Survey:
 
         Raises:
             IndexError: no such shard.
+            TypeError: no int.
             SurveyError: a file of the corpus, or the model, is not what it was.
         """
+        _require_int("shard", number)
         _run.make_folders(self.folder, self.manifest.settings["documents"])
         _run.compute(self._task, number, progress)
 
@@ -188,17 +227,26 @@ class Survey:
         Raises:
             IndexError: no such shard.
             SurveyError: shards that failed, with the reason; all others are done.
-            ValueError: ``workers`` below 1, or more than one process for a model without a name;
-                a file in the place of a shard is damaged, or none of this survey.
+            TypeError: ``workers`` or a shard is no int.
+            ValueError: ``workers`` below 1, or more than one process for a ``LanguageModel``, which
+                no name stands for; a file in the place of a shard is damaged, or none of this
+                survey.
         """
-        wanted = {*range(len(self))} if shards is None else {*shards}
+        wanted = {*range(len(self))} if shards is None else {*_numbers(shards)}
         if beyond := [number for number in wanted if not 0 <= number < len(self)]:
             raise IndexError(
                 f"survey: there is no shard {min(beyond)}; there are {len(self)}, 0 to"
                 f" {len(self) - 1}."
             )
-        if workers is not None and workers < 1:
-            raise ValueError(f"survey: workers is {workers}; at least 1 is needed.")
+        if workers is not None:
+            _require_int("workers", workers)
+            if workers < 1:
+                raise ValueError(f"survey: workers is {workers}; at least 1 is needed.")
+            if workers > 1 and executor is None and self._task.model is not None:
+                raise ValueError(
+                    f"survey: workers is {workers}, and a LanguageModel computes in this process"
+                    " alone. Leave workers out, or save the model and name its folder."
+                )
         facts = self.facts()  # a damaged file is told before anything is computed
         missing = [number for number in self.missing() if number in wanted]
         _run.make_folders(self.folder, self.manifest.settings["documents"])
@@ -292,6 +340,7 @@ class Survey:
         return None
 
     def _source_of(self, number: int) -> Source:
+        _require_int("document", number)
         at = bisect.bisect(self._starts, number) - 1
         if at < 0 or number - self._sources[at].first >= self._sources[at].rows[1]:
             raise IndexError(f"survey: there is no document {number}.")
@@ -306,6 +355,28 @@ class Survey:
     def _starts(self) -> list[int]:
         """Number of the first document of each source."""
         return [source.first + source.rows[0] for source in self._sources]
+
+
+def _require(name: str, value: object, types: Any, needed: str) -> None:
+    if not isinstance(value, types):
+        raise TypeError(f"survey: {name} is {a_type(value)}; {needed} is needed.")
+
+
+def _require_int(name: str, value: object) -> None:
+    if isinstance(value, bool):
+        raise TypeError(f"survey: {name} is a bool; an int is needed.")
+    _require(name, value, (int, np.integer), "an int")
+
+
+def _numbers(shards: Iterable[int]) -> Iterable[int]:
+    """Those of shards, checked."""
+    if not isinstance(shards, Iterable):
+        raise TypeError(
+            f"survey: shards is {a_type(shards)}; a list of ints is needed: [{shards}]."
+        )
+    for number in shards:
+        _require_int("shard", number)
+        yield number
 
 
 NONE = HeadSums.of_nothing()
