@@ -305,7 +305,7 @@ def test_a_batch_without_heads_has_steps():
         assert "shape (2, 0, 3, 3)" in str(found)
 
 
-@pytest.mark.parametrize(("tokens", "kind"), [(3, "int"), ((c for c in "ab"), "generator")])
+@pytest.mark.parametrize(("tokens", "kind"), [(3, "an int"), ((c for c in "ab"), "a generator")])
 def test_tokens_that_cannot_be_counted_are_refused(tokens, kind):
-    with pytest.raises(TypeError, match=f"^steps: tokens is a {kind}; a list of 2 is needed, one"):
+    with pytest.raises(TypeError, match=f"^steps: tokens is {kind}; a list of 2 is needed, one"):
         steps(np.eye(2), np.eye(2), tokens=tokens)
