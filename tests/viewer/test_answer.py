@@ -418,8 +418,9 @@ def test_what_cannot_be_shown_is_refused():
             start([made(), made()], "ab")
         with pytest.raises(TypeError, match="names has 3; a text is needed for each recording"):
             start([made(), made()], ["a", 3])
-        for other in ("b.safetensors", made().weights[0]):
-            with pytest.raises(TypeError, match=f"a {type(other).__name__} is no Recording"):
+        found = {"a str": "b.safetensors", "an int": 3, "an AttentionWeights": made().weights[0]}
+        for name, other in found.items():
+            with pytest.raises(TypeError, match=f"viewer: {name} is no Recording"):
                 start([made(), other])
 
 

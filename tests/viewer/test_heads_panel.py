@@ -9,6 +9,20 @@ from viewer.pages import is_chosen, is_said, spoken
 
 REPEATED = [" a", " b", " c", " d"] * 6
 
+# Of each role that is written: its letters, what they take and have of room, how they are cut, and
+# the label that the pointer gets.
+TAGS = """() => [...document.querySelectorAll(".regard-head-tag")]
+  .filter((tag) => tag.offsetHeight > 0)
+  .map((tag) => {
+    const letters = document.createRange();
+    letters.selectNodeContents(tag);
+    const {width} = letters.getBoundingClientRect();
+    const {paddingLeft, paddingRight, textOverflow} = getComputedStyle(tag);
+    const padding = parseFloat(paddingLeft) + parseFloat(paddingRight);
+    const room = tag.getBoundingClientRect().width - padding;
+    return [tag.textContent, width, room, textOverflow, tag.closest("button").title];
+  })"""
+
 
 @pytest.fixture
 def show(serve, open_page):
@@ -62,6 +76,25 @@ def test_a_role_of_two_words_stands_in_one_line(show):
     tag = page.locator(".regard-head-tag", has_text="2 back").first
     tag.wait_for()
     assert tag.evaluate("tag => tag.scrollHeight") == tag.evaluate("tag => tag.clientHeight")
+
+
+@pytest.mark.parametrize("heads", [8, 12])
+def test_a_role_without_room_ends_in_an_ellipsis_and_short_ones_are_whole(show, heads):
+    pairs = [looking_back(REPEATED, n % 4) for n in range(heads)]
+    layer = Layer(*(np.stack(side) for side in zip(*pairs, strict=True)), causal=True, scale=1.0)
+    page = show(Recording(REPEATED, [layer]), "L0H1&query=9&key=8", size=(1024, 720), shared=False)
+    is_chosen(page, 9, 8)
+    page.locator(".regard-head[aria-label^='L0H1, previous token']").wait_for()
+    cut = set()
+    for width in (1000, 1024, 1100, 1140, 1180, 1280):
+        page.set_viewport_size({"width": width, "height": 720})
+        for text, written, has, end, title in page.evaluate(TAGS):
+            if written > has + 0.1:
+                cut.add(width)
+                assert len(text) > 4, (width, text, written, has)
+                assert end == "ellipsis"
+                assert text in title
+    assert heads == 12 or 1024 in cut
 
 
 def test_means_of_a_survey_stand_in_brackets_beside_a_heads_own(serve, open_page):

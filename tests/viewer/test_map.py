@@ -8,7 +8,7 @@ import pytest
 
 from regard._base.tables import DIVERGING
 from regard._showing.picture import INVISIBLE, RAMP
-from regard.recording import Recording
+from regard.recording import Layer, Recording
 from viewer.map_page import (
     ENTRIES,
     PAPER,
@@ -153,6 +153,15 @@ def test_an_edited_range_moves_the_colours_and_only_then(open_map, text):
     logs = logs_of(text, 0) / TENS
     assert fitted["high"] == pytest.approx(np.nanmax(logs), abs=0.11)
     assert fitted["low"] == pytest.approx(np.nanquantile(logs, 0.02), abs=0.2)
+
+
+def test_the_colours_of_the_faintest_weights_end_where_an_address_may(open_map):
+    query = 1e4 * np.eye(6, dtype="f")[None]  # scores of 1e8
+    recording = Recording(list("abcdef"), [Layer(query, query, scale=1.0)])
+    page = open_map(recording, hash="L0H0&scale=log")
+    page.page.get_by_role("button", name="auto range").click()
+    page.wait()
+    assert (page.selection()["low"], page.selection()["high"]) == ("-999999.5", "0")
 
 
 def test_what_is_typed_as_a_range_stays_while_the_page_changes(open_map, text):

@@ -119,6 +119,30 @@ def test_a_nonsense_address_opens_what_exists_nearest_to_it(show):
     assert page.locator(".regard-names").get_by_label("layer").input_value() == "1"
 
 
+@pytest.mark.parametrize(
+    ("scale", "bad", "usual"),
+    [
+        ("log", "low=1e9&high=-1e9", ["0.001", "100"]),
+        ("log", "low=-1e9&high=1e9", ["0.001", "100"]),
+        ("log", "low=306", ["0.001", "100"]),
+        ("uniform", "low=400", ["0.01", "100"]),
+        ("linear", "low=1e17", ["0", "100"]),
+        ("linear", "high=1e307", ["0", "100"]),
+    ],
+)
+def test_ends_of_the_colours_that_no_weight_is_near_are_no_ends(show, scale, bad, usual):
+    page = show(spoken(), f"L0H1&query=5&key=3&scale={scale}&{bad}")
+    is_chosen(page, 5, 3)
+    page.wait_for_selector(".regard-map[data-idle=true]")
+    names = ("Faintest colour", "Strongest colour")
+    assert [page.get_by_label(name).input_value() for name in names] == usual
+    assert not page.get_by_role("button", name="reset").is_visible()
+    page.keyboard.press("ArrowDown")
+    is_said(page, "query 6 ")
+    page.wait_for_function("() => /query=6/.test(location.hash)")
+    assert not re.search("low|high", page.url)
+
+
 def test_every_key_does_what_it_says_and_says_what_it_did(show):
     page = show(spoken(), "L0H1&query=5&key=3")
     is_chosen(page, 5, 3)

@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl
 
 import numpy as np
 
-from regard._base.errors import RecordingError, UnsupportedError
+from regard._base.errors import RecordingError, UnsupportedError, a_type
 from regard._base.types import PoolHow
 from regard._weights.effects import KINDS
 from regard.recording import Recording
@@ -484,7 +484,7 @@ def _names_of(recordings: Sequence[Any], names: Sequence[str] | None) -> tuple[s
     for found in recordings:
         if not isinstance(found, Recording):
             raise TypeError(
-                f"viewer: a {type(found).__name__} is no Recording; Recording.load(path) reads one"
+                f"viewer: {a_type(found)} is no Recording; Recording.load(path) reads one"
                 " from a file, and Recording(tokens, [weights.layer()]) is one of weights."
             )
     if isinstance(names, str):

@@ -106,6 +106,8 @@ export const INVISIBLE = { light: [226, 226, 230], dark: [44, 43, 54] };
  * @type {Record<Scale, [low: number, high: number]>}
  */
 export const RANGES = { linear: [0, 1], log: [-5, 0], uniform: [-2, 2] };
+/** @type {[least: number, most: number]} of an end: no weight is near, and 10 to its power is a number */
+export const ENDS = [-1e6, 300];
 export const FEW_KEYS = 100; // from here on weights are small, and their scale is logarithmic
 export const SPAN = 0.5;
 const DECADES = 3; // of effects, on the logarithmic scale

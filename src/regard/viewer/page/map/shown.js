@@ -1,12 +1,13 @@
 // The range of the values in a frame, for the colours.
 
-import { colourRange } from "../drawing/colours.js";
+import { colourRange, ENDS } from "../drawing/colours.js";
 
 /** @import { Fields, Selection } from "../data/selection.js" */
 /** @import { Frame } from "./frame.js" */
 
 const LOWEST = 0.02; // fraction of bins that may be fainter than the ramp's start
 const LEAST_RANGE = 0.5; // powers of ten
+const FAINTEST = ENDS[0] + LEAST_RANGE;
 
 /**
  * The selection's fields that fit the colours to the bins in a frame.
@@ -26,7 +27,8 @@ export function shownRange(frame, selection) {
     const shift = Math.log(seen / bin);
     for (const column of distinctBins(frame.columns)) {
       const value = frame.valueAt(row, column);
-      if (value !== undefined && value > -Infinity) values.push((value + shift) / Math.LN10);
+      if (value !== undefined && value > -Infinity)
+        values.push(Math.max(FAINTEST, (value + shift) / Math.LN10));
     }
   }
   if (!values.length) return colourRange(selection);
