@@ -474,7 +474,7 @@ def weights_refuse(size):
         (TypeError, "size is 3", lambda: weights.pool(3)),
         (ValueError, "how is 'some'", lambda: weights.pool((2, 2), "some")),
         (ValueError, "there is no 'mass'; there are lse", lambda: weights.summary(only=["mass"])),
-        (TypeError, "queries is a int; a slice", lambda: weights.received("sum", 3)),
+        (TypeError, "queries is an int; a slice", lambda: weights.received("sum", 3)),
         (ValueError, "queries has the step -1", lambda: weights.received("sum", slice(9, 0, -1))),
         (IndexError, "position is 9", lambda: weights.row(9)),
     ):

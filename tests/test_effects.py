@@ -519,7 +519,7 @@ def test_faults_are_named():
         (IndexError, lambda: effects[2], "effects: index 2 is out of range"),
         (IndexError, lambda: effects.head(0).head(0), "effects: .* has no axis of heads"),
         (IndexError, lambda: effects.matrix(0, 0, 0), "effects: 3 indices for 2 axes"),
-        (TypeError, lambda: effects.part(3), "effects: rows is a int"),
+        (TypeError, lambda: effects.part(3), "effects: rows is an int"),
         (ValueError, lambda: effects.part(slice(None, None, -1)), "effects: rows has the step"),
         (regard.ShapeError, lambda: effects.topk(27), "topk: k is 27"),
         (ValueError, lambda: effects.strongest(-1), "strongest: n is -1"),

@@ -332,7 +332,7 @@ def test_torch_weights_are_drawn():
         ({"layer": 0, "size": 3}, ValueError, r"size is 3; \(width, height\) in inches"),
         ({"layer": 0, "size": (3, -1)}, ValueError, r"size is \(3, -1\); \(width, height\)"),
         ({"layer": 0, "size": (300, 1)}, ValueError, "more than 32768 pixels on a side"),
-        ({"layer": 0, "rows": 3}, TypeError, "rows is a int; a slice is needed"),
+        ({"layer": 0, "rows": 3}, TypeError, "rows is an int; a slice is needed"),
         ({"layer": 0, "rows": slice(0, 7, 2)}, ValueError, "rows has the step 2; neighbours alone"),
         ({"layer": 0, "columns": slice(9, 12)}, regard.ShapeError, "7 queries and 0 keys"),
     ],

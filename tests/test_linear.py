@@ -550,7 +550,7 @@ ERRORS = [
     (lambda w: np.ma.ones(6) @ w, TypeError, "a masked array is given"),
     (lambda w: w.mix() @ np.ma.ones(9), TypeError, "mix: @: a masked array is given"),
     (lambda w: w.received("median"), ValueError, "how is 'median'; 'sum', 'seen'"),
-    (lambda w: w.received(queries=3), TypeError, "queries is a int; a slice"),
+    (lambda w: w.received(queries=3), TypeError, "queries is an int; a slice"),
     (lambda w: w.sum(4), IndexError, r"axis 4 is out of range for the 4 axes of \(2, 4, 6, 9\)"),
     (lambda w: w.max(1.0), TypeError, "axis is a float"),
     (lambda w: w.mean((-1, 3)), ValueError, "one of them twice"),

@@ -153,7 +153,7 @@ def test_parts_that_cannot_be_are_refused():
         weights.part(slice(None, None, -1))
     with pytest.raises(ValueError, match=r"columns has the step -2; a part goes upwards"):
         weights.part(columns=slice(None, None, -2))
-    with pytest.raises(TypeError, match="rows is a int; a slice is needed"):
+    with pytest.raises(TypeError, match="rows is an int; a slice is needed"):
         weights.part(3)
     with pytest.raises(ValueError, match="there is no 'lses'; there are lse, entropy"):
         weights.summary(only=("lses",))

@@ -423,11 +423,11 @@ def test_it_behaves_like_an_array():
     ("ask", "error", "message"),
     [
         (lambda w: w.received("median"), ValueError, "'median'; 'sum', 'seen', 'mean'"),
-        (lambda w: w.received(queries=3), TypeError, "queries is a int; a slice is needed"),
+        (lambda w: w.received(queries=3), TypeError, "queries is an int; a slice is needed"),
         (lambda w: w.pool(how="sum"), ValueError, "how is 'sum'; 'max' or 'mass'"),
         (lambda w: w.pool(64), TypeError, "size is 64; a pair of ints"),
         (lambda w: w.pool((0, 3)), ValueError, "each side must be at least 1"),
-        (lambda w: w.pool(rows=3), TypeError, "rows is a int; a slice is needed"),
+        (lambda w: w.pool(rows=3), TypeError, "rows is an int; a slice is needed"),
         (lambda w: w.pool(rows=slice(5, 0, -2)), ValueError, "rows has the step -2"),
         (lambda w: w.topk(6), regard.ShapeError, "k is 6; it must be between 0 and .* 5"),
         (lambda w: w.topk(1.0), TypeError, "k is a float; an int is needed"),

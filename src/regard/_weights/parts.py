@@ -74,8 +74,7 @@ def part_of(name: str, part: slice | None, n: int, what: str = "weights") -> sli
     """A part of n rows or columns of ``what``, by default all."""
     part = slice(None) if part is None else part
     if not isinstance(part, slice):
-        kind = type(part).__name__
-        raise TypeError(f"{what}: {name} is a {kind}; a slice is needed.")
+        raise TypeError(f"{what}: {name} is {a_type(part)}; a slice is needed.")
     start, stop, step = part.indices(n)
     if step < 0:
         raise ValueError(f"{what}: {name} has the step {step}; a part goes upwards.")
