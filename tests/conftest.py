@@ -127,6 +127,29 @@ def pytest_xdist_make_scheduler(config, log):
             number = self.seen[file].setdefault(nodeid, len(self.seen[file]))
             return f"{file} {number // TOGETHER}"
 
+        def remove_node(self, node):
+            """What crashed its process is not tried again, as xdist would; others go on."""
+            units = self.assigned_work.pop(node)
+            left = ((unit, test) for unit in units.values() for test in unit if not unit[test])
+            unit, crashed = next(left, (None, None))
+            if crashed:
+                unit[crashed] = True
+            again = {name: unit for name, unit in units.items() if not all(unit.values())}
+            self.workqueue.update(again)
+            for other in self.nodes:
+                self._reschedule(other)
+            return crashed
+
+        def _reschedule(self, node):
+            """A process begins its last test when it has another, or is to end."""
+            super()._reschedule(node)
+            while (
+                self.workqueue
+                and not node.shutting_down
+                and self._pending_of(self.assigned_work[node]) < 2
+            ):
+                self._assign_work_unit(node)
+
     return Together(config, log)
 
 

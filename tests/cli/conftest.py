@@ -63,11 +63,13 @@ def start(*arguments, **options):
     """The command in another process, with pipes of bytes; it listens to Ctrl-C."""
     line, surroundings = command(*arguments)
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    return subprocess.Popen(line, env=surroundings, preexec_fn=_listen, **{**pipes, **options})
-
-
-def _listen():
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A process inherits that Ctrl-C is ignored, but no handler. Not as its preexec_fn: Python must
+    # not run in the fork of a process with threads, such as those that serve the viewer.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(line, env=surroundings, **{**pipes, **options})
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")
