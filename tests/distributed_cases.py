@@ -394,6 +394,8 @@ def a_call_that_every_rank_gets_wrong_is_told_in_its_own_words(size):
         (regard.ShapeError, "keys is 9; there are 9", {"edits": [regard.Edit(keys=9)]}),
         (regard.ShapeError, "sinks has shape (3,)", {"sinks": torch.zeros(3).double()}),
         (ValueError, "seed", {"dropout": 0.5, "seed": 2**70}),
+        (regard.ShapeError, "key_lengths are from 10 to 10", {"key_lengths": 10}),
+        (regard.ShapeError, "key_lengths are from -1 to -1", {"key_lengths": [-1]}),
     ):
         assert said in raised(kind, lambda o=options: attention(q, k, v, layout=layout, **o)), said
     wrong = torch.zeros(2, layout.count + 1, 4).double()
@@ -472,6 +474,7 @@ def weights_refuse(size):
         (ValueError, "n is -1", lambda: weights.strongest(-1)),
         (TypeError, "n is a str", lambda: weights.strongest("2")),
         (TypeError, "size is 3", lambda: weights.pool(3)),
+        (TypeError, "n is a bool", lambda: weights.strongest(True)),
         (ValueError, "how is 'some'", lambda: weights.pool((2, 2), "some")),
         (ValueError, "there is no 'mass'; there are lse", lambda: weights.summary(only=["mass"])),
         (TypeError, "queries is an int; a slice", lambda: weights.received("sum", 3)),
@@ -480,6 +483,7 @@ def weights_refuse(size):
     ):
         assert said in raised(kind, call), said
     assert torch.equal(weights.row(-1), weights.row(8))
+    assert torch.equal(weights.strongest(np.int64(3)).query, weights.strongest(3).query)
     kept, entropy = weights.copy(), weights.entropy()
     if layout.rank == 0:
         k += 1
@@ -677,6 +681,8 @@ def heads_that_cannot_be_shared_out_are_told(size):
         lambda: attention(q, k, v, layout=layout, method="heads", dropout=0.5),
     )
     assert "method='heads' has no dropout" in text, text
+    found = [attention(q, k, v, layout=layout, method="heads", **o) for o in ({}, {"dropout": 0.0})]
+    assert torch.equal(*found)
     if size > 1:
         _, (q, k, v) = small(layout, Hq=3, Hkv=1)
         text = raised(

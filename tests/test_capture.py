@@ -623,6 +623,22 @@ def test_tensors_without_numbers_are_said_to_be_left_out(within):
     assert [layer.name for layer in recording.layers] == ["one"]
 
 
+@pytest.mark.parametrize("to_disk", [False, True])
+def test_what_grad_follows_is_recorded(to_disk, tmp_path):
+    model, mask = Attention(), torch.rand(10, 10) < 0.7
+    path = tmp_path / "one" if to_disk else None
+
+    def number(x):
+        return model(x, attn_mask=x[0, :, :10].where(mask, -torch.inf)).sum()
+
+    with regard.record(values=True) as exact:
+        number(X)
+    with regard.record(values=True, path=path) as recording:
+        torch.func.grad(number)(X)
+    np.testing.assert_array_equal(recording.weights[0][:], exact.weights[0][:])
+    np.testing.assert_array_equal(recording.layers[0].value, exact.layers[0].value)
+
+
 @pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
 def test_torchscript_is_said_to_be_left_out():
     x, scripted = torch.randn(1, 2, 7, 8), torch.jit.script(nn.Sequential(Heads()))

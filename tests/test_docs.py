@@ -57,6 +57,15 @@ def test_the_table_of_extras_is_that_of_the_package():
             assert brings.split(", ") == packages, name
 
 
+def test_the_glossary_of_the_kernels_names_what_is_in_their_sources():
+    text = (DOCS / "kernels.md").read_text(encoding="utf-8")
+    named = re.findall(r"((?:`\w+`(?:, | and )?)+) \(`([\w-]+\.(?:h|cpp))`", text)
+    assert len(named) > 20
+    for names, source in named:
+        words = set(re.findall(r"\w+", (ROOT / "kernels" / source).read_text(encoding="utf-8")))
+        assert set(re.findall(r"`(\w+)`", names)) <= words, source
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """The built site; a broken link, a page that is in no menu or a name that is not there fail."""

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import regard
 import regard.hf
@@ -85,6 +86,26 @@ def test_a_frozen_model_is_explained_and_may_write_into_outputs(ours):
         assert found(X).requires_grad
     for one, gradient in zip(recording.layers, expected):
         torch.testing.assert_close(one.gradient, gradient[0], atol=1e-6, rtol=1e-5)
+
+
+class Checkpointed(Blocks):
+    def forward(self, x, use_reentrant=False):
+        for block in self.blocks:
+            x = x + F.gelu(checkpoint(block, x, use_reentrant=use_reentrant))
+        return x
+
+
+def test_a_model_that_computes_again_in_the_backward_is_explained():
+    torch.manual_seed(0)
+    found = Checkpointed()
+    expected = right(found, X, lambda output: a_number(Blocks.forward(found, X)))
+    with regard.record(explain=a_number) as recording:
+        found(X)
+    for one, gradient in zip(recording.layers, expected):
+        torch.testing.assert_close(one.gradient, gradient[0], atol=1e-6, rtol=1e-5)
+    match = "give checkpoints use_reentrant=False"
+    with pytest.raises(regard.RecordingError, match=match), regard.record(explain=a_number):
+        found(X.clone().requires_grad_(), use_reentrant=True)
 
 
 def test_chosen_layers_and_heads_of_a_batch_go_to_files(tmp_path):

@@ -86,6 +86,50 @@ def test_weights_are_of_the_model_that_is_assigned(tmp_path):
         Recording(TOKENS, [layer()], model=3)
 
 
+def test_weights_are_of_the_name_and_options_that_are_assigned(tmp_path):
+    own = layer(causal=True)
+    recording = Recording(TOKENS, [own._with_statistics()])
+    recording.save(tmp_path / "a")
+    for one in (recording, Recording.load(tmp_path / "a"), copy.deepcopy(recording)):
+        (found,) = one.layers
+        assert one.weights[0] is one.weights[0]
+        found.name = "attn"
+        assert one.weights[0]._origin.name == "attn"
+        found.head_numbers = (3, 5, 7, 9)
+        assert one.weights[0].head(9).shape == (4, 4)
+        found.options = found.options | {"scale": 2.0}
+        expected = Layer(own.query, own.key, causal=True, scale=2.0)
+        np.testing.assert_array_equal(
+            one.weights[0][:], Recording(TOKENS, [expected]).weights[0][:]
+        )
+        assert one.weights[0] is one.weights[0]
+        assert found.statistics is None, "they were those of another scale"
+
+
+def test_options_that_cannot_be_are_not_assigned_to_a_layer(tmp_path):
+    own = layer(causal=True)
+    for change in (
+        lambda x: x.__setitem__("causal", False),
+        lambda x: x.__delitem__("causal"),
+        lambda x: x.__ior__({"causal": False}),
+        lambda x: x.update(causal=False),
+        lambda x: x.pop("causal"),
+        lambda x: x.clear(),
+    ):
+        for one in (own, copy.copy(own), copy.deepcopy(own), own._named("a", 1)):
+            with pytest.raises(TypeError, match=r"one by one.* layer\.options = \{\*\*layer"):
+                change(one.options)
+    for wrong, error, message in (
+        ({"scale": "x"}, TypeError, "scale is a str"),
+        ({"rotary": 1}, TypeError, "no option 'rotary' to record"),
+        ({"mask": np.ones(3, bool)}, regard.ShapeError, "mask"),
+        ({"key_lengths": 5}, regard.ShapeError, "key_lengths are from 5 to 5"),
+    ):
+        with pytest.raises(error, match=message):
+            own.options = wrong
+    assert own.options == {"causal": True}
+
+
 def test_queries_of_cross_attention_keep_their_texts():
     recording = Recording(TOKENS, [layer(Lq=2)], query_tokens=["x", "y"])
     recording.tokens = list("abcd")

@@ -49,6 +49,8 @@ def test_what_is_saved_is_loaded(path, saved):
         ("number", 1, ValueError, "layer 0 was given the number 1 since"),
         ("number", 7, ValueError, "layer 0 was given the number 7 since"),
         ("name", 5, TypeError, r"the name of layer 0 is an int; .*str"),
+        ("head_numbers", (1,), regard.ShapeError, "1 head_numbers for 4 query heads"),
+        ("head_numbers", (1, 2, 3, 1), ValueError, "head_numbers are 1, 2, 3, 1; each"),
     ],
 )
 def test_a_layer_that_was_renamed_past_its_recording_is_not_saved(path, name, given, error, told):

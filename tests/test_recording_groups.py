@@ -429,6 +429,14 @@ def test_a_killed_writer_leaves_the_old_file(path, point):
                 Recording.load(file)
 
 
+RENAMED = [
+    ("name", 5, TypeError, "Layer: name is int; it must be a str"),
+    ("number", "x", TypeError, "number is 'x'; an int"),
+    ("number", -1, ValueError, "number is -1; a number from 0"),
+    ("head_numbers", (1,), regard.ShapeError, "1 head_numbers for 4 query heads"),
+]
+
+
 def test_a_writer_says_what_it_cannot_write(path):
     for make, error, message in (
         (lambda: Writer(path.with_suffix(".pt")), ValueError, "recording ends in .safetensors"),
@@ -469,6 +477,11 @@ def test_a_writer_says_what_it_cannot_write(path):
             writer.add(3)
         with pytest.raises(TypeError, match="group is int; it must be a str"):
             writer.add(layer(), group=1)
+        for name, wrong, error, message in RENAMED:
+            renamed = layer()
+            setattr(renamed, name, wrong)
+            with pytest.raises(error, match=message):
+                writer.add(renamed)
         writer.add(layer())
         writer.finish({"": own})
         with pytest.raises(RuntimeError, match="is finished"):

@@ -378,7 +378,7 @@ def test_other_addresses(path):
     assert_same(Recording.load("memory://a/r.safetensors"), made)
     assert "cannot be read (" in refusal("memory://a/none.safetensors")
     assert "is a folder" in refusal("memory://a")
-    assert "cannot be read" in refusal("nonsense://a/b")
+    assert "another address that fsspec reads, or download" in refusal("nonsense://a/b")
     with pytest.raises(TypeError, match="storage_options are of an address"):
         Recording.load(path, storage_options={})
     with pytest.raises(FileNotFoundError, match="no such file"):
@@ -390,6 +390,23 @@ def test_storage_options_are_those_of_the_file_system(server, path):
     assert_same(Recording.load(address, storage_options={"headers": {"X-A": "1"}}), sample())
     assert {headers["X-A"] for headers in server.headers} == {"1"}
     assert {headers["Accept-Encoding"] for headers in server.headers} == {"identity"}
+
+
+def test_what_cannot_be_read_says_how_to_give_a_password(server, monkeypatch):
+    server.data, server.status = b"x", 401
+    needed = r"in Python: Recording.load(address, storage_options={...}), with what fsspec takes"
+    assert needed in refusal(server.address)
+    for wrong in ("anon", [("anon", True)]):
+        with pytest.raises(TypeError, match=r"storage_options is a .*; a dict is needed"):
+            Recording.load(server.address, storage_options=wrong)
+    with pytest.raises(regard.RecordingError, match=r"cannot be read \(TypeError"):
+        Recording.load(server.address, storage_options={"headers": 3})
+
+    def unreachable(*_, **__):
+        raise ConnectionError("no such host")
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", unreachable)  # as that of github:// connects
+    assert "cannot be read (ConnectionError: no such host)" in refusal("github://a:b@c/d")
 
 
 def test_an_address_whose_package_is_missing_names_it(monkeypatch):

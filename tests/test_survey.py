@@ -634,6 +634,8 @@ def test_a_survey_without_a_corpus_is_opened_and_others_are_errors(tmp_path, sur
     for options, message in (
         ({"max_tokens": 0}, "max_tokens is 0; at least 1"),
         ({"shard_tokens": -1}, "shard_tokens is -1; at least 1"),
+        ({"max_tokens": sys.maxsize}, r"max_tokens is 9\d+; at most 2\*\*40"),
+        ({"shard_tokens": 10**30}, r"shard_tokens is 1000\d+; at most 2\*\*40"),
     ):
         with pytest.raises(ValueError, match=message):
             Survey(tmp_path, **options)
@@ -954,9 +956,18 @@ def test_what_is_no_number_is_refused_before_anything_is_written(tmp_path, corpu
         ("documents", "no", "documents is a str; True or False is needed"),
         ("column", 3, "column is an int; a str is needed"),
         ("corpus", 5, "corpus is an int; a path or a list of paths is needed"),
+        ("corpus", [corpus, 5], "corpus is an int; a path or a list of paths is needed"),
+        ("model", torch.nn.Linear(2, 2), "model is a Linear; a name, a folder or a LanguageModel"),
+        ("model", 5, "model is an int; a name, a folder or a LanguageModel"),
     ):
         with pytest.raises(TypeError, match=message):
             Survey(tmp_path / "heads", **{"model": model, "corpus": corpus, name: wrong})
+    with pytest.raises(TypeError, match="folder is an int; a path is needed"):
+        Survey(5, model=model, corpus=corpus)
+    for name, wrong in (("model", " "), ("folder", "")):  # as of an unset variable
+        given = {"folder": tmp_path / "heads", "model": model, "corpus": corpus}
+        with pytest.raises(ValueError, match=f"survey: {name} is an empty name"):
+            Survey(**given | {name: wrong})
     assert not (tmp_path / "heads").exists()
     for ask, message in (
         (lambda: survey.run(shards=3), "shards is an int; a list of ints is needed: \\[3\\]"),
@@ -974,7 +985,9 @@ def test_what_is_no_number_is_refused_before_anything_is_written(tmp_path, corpu
     assert len(Survey(tmp_path / "heads", model=model, corpus=corpus, **of_numpy)) == len(survey)
 
 
-def test_a_survey_that_is_opened_has_the_settings_that_it_began_with(survey, tmp_path):
+def test_a_survey_that_is_opened_has_the_settings_that_it_began_with(
+    survey, tmp_path, corpus, model
+):
     same = Survey(survey.folder, max_tokens=64, documents=True, model=survey.manifest.model["name"])
     assert same.heads() == survey.heads()
     for options, message in (
@@ -986,6 +999,11 @@ def test_a_survey_that_is_opened_has_the_settings_that_it_began_with(survey, tmp
     ):
         with pytest.raises(ValueError, match=message):
             Survey(survey.folder, **options)
+    other = started(tmp_path / "heads", corpus, model, column="body", documents=True, threads=2)
+    for name, usual in {"column": "text", "documents": False, "threads": 1}.items():
+        with pytest.raises(ValueError, match=f"it has {name} .*, and {usual} is asked for"):
+            Survey(other.folder, **{name: usual})
+    assert Survey(other.folder).manifest == other.manifest
 
 
 def test_a_model_that_is_no_name_is_not_taken_to_several_processes(tmp_path, corpus, model):
@@ -1024,6 +1042,19 @@ def test_a_shard_that_fails_in_this_process_does_not_stop_the_others(tmp_path, m
     with pytest.raises(SurveyError, match=r"shard 1 could not be computed: .*1.txt has changed"):
         survey.run(workers=1)
     assert survey.missing() == [1]
+
+
+@pytest.mark.parametrize("engine", [{"workers": 1}, {"workers": 2}, {"executor": "threads"}])
+def test_progress_counts_no_token_of_a_shard_that_failed(engine, tmp_path, model):
+    for n in range(3):
+        (tmp_path / f"{n}.jsonl").write_text('{"text": "import os"}\n' * 3)
+    survey, seen = started(tmp_path / "heads", tmp_path / "*.jsonl", model, shard_tokens=27), []
+    (tmp_path / "2.jsonl").write_text("gone")
+    with ThreadPoolExecutor(1) as pool, pytest.raises(SurveyError, match=r"2\.jsonl has changed"):
+        survey.run(pool if "executor" in engine else None, workers=engine.get("workers"),
+                   progress=seen.append)  # fmt: skip
+    assert seen[-1].tokens == seen[-1].total == survey.heads().tokens
+    assert (seen[-1].shards, seen[-1].of) == (1, 2)
 
 
 def test_a_shard_that_ends_its_process_is_tried_three_times_and_named(

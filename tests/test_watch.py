@@ -593,6 +593,24 @@ def test_attention_that_cannot_be_measured_is_left_out_with_its_reason():
     assert "one left out: called where" in str(watch)
 
 
+def test_what_grad_follows_is_measured():
+    model, x = Model().eval(), batch()
+    exact = seen_by(model, x, evaluation=True)
+    with regard.watch(model, evaluation=True) as watch:
+        gradient = torch.func.grad(model)(x)
+    for name, found in exact.items():
+        np.testing.assert_array_equal(watch.last[name], found)
+    torch.testing.assert_close(gradient, torch.func.grad(model)(x))
+
+
+def test_steps_within_vmap_that_are_not_watched_go_on():
+    model = regard.nn.SelfAttention(16, 16)
+    with regard.watch(model, start=1) as watch:
+        found = torch.func.vmap(model)(batch())
+    assert watch.steps == 1
+    torch.testing.assert_close(found, model(batch()))
+
+
 def dense_first(q, k, bias=None, causal=False):
     """The first score that is NaN or inf, in float32 and by loops."""
     (B, Hq, Lq, D), group = q.shape, q.shape[1] // k.shape[1]

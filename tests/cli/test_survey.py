@@ -224,6 +224,8 @@ def test_names_of_files_are_shown_and_not_obeyed(model, regard, tmp_path):
         (["{tmp}/heads"], "heads: no such file or folder."),
         (["{corpus}", "-o", ""], "'--output' / '-o': the name is empty; name a folder, or ."),
         (["{done}", "--workers", "2"], "only --json and --plot have a meaning"),
+        (["{done}", "--threads", "1"], "only --json and --plot have a meaning"),
+        (["{done}", "--column", "text"], "only --json and --plot have a meaning"),
         (["{corpus}", "-o", "{tmp}", "--shard", "3/3"], "process K of N, from 0/N to N-1/N"),
         (["{corpus}", "-o", "{tmp}", "--shard", "x"], "--shard x: K/N is needed"),
         (["{tmp}/no.txt", "-o", "{tmp}"], "no.txt: no such file or folder"),

@@ -1,6 +1,5 @@
 """The same model in torch, from ``regard.nn``."""
 
-import contextlib
 import copy
 
 import numpy as np
@@ -8,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from callers import CALLERS  # noqa: E402
 from regard.lm.config import Config, LayerConfig  # noqa: E402
 from regard.lm.decoder import Decoder  # noqa: E402
 
@@ -101,26 +101,6 @@ def test_the_loss_of_scores_far_apart_is_finite(small):
     loss.backward()
     assert torch.isfinite(loss)
     assert torch.isfinite(small.embedding.weight.grad).all()
-
-
-@contextlib.contextmanager
-def default(dtype):
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-CALLERS = {
-    "inference": torch.inference_mode,
-    "no gradients": torch.no_grad,
-    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
-    "float64": lambda: default(torch.float64),
-    "bfloat16": lambda: default(torch.bfloat16),
-    "meta": lambda: torch.device("meta"),
-}
 
 
 @pytest.mark.parametrize("caller", CALLERS.values(), ids=CALLERS)

@@ -1,5 +1,6 @@
 """The decoder in NumPy."""
 
+import fractions
 import itertools
 import json
 
@@ -25,6 +26,23 @@ def test_reading_with_a_cache_is_reading_without(tiny):
         parts = [tiny.hidden(ids[a:b], caches) for a, b in itertools.pairwise(edges)]
         assert [cache.length for cache in caches] == [len(ids)] * len(caches)
         np.testing.assert_allclose(np.concatenate(parts), whole, atol=2e-5)
+
+
+def test_a_pass_that_was_ended_leaves_the_caches_as_they_were(tiny):
+    ids = tiny.tokenizer.encode("def run(self): import os, sys", bos=True)
+    caches, layers = tiny.new_caches(), []
+    tiny.hidden(ids[:4], caches)
+
+    def end(layer):
+        layers.append(layer)
+        if len(layers) == len(caches):
+            raise StopIteration
+
+    with pytest.raises(StopIteration):
+        tiny.hidden(ids[4:7], caches, record=end)
+    assert [cache.length for cache in caches] == [4] * len(caches)
+    found = tiny.hidden(ids[4:], caches)
+    np.testing.assert_allclose(found, tiny.hidden(ids)[4:], atol=2e-5)
 
 
 def test_generation_with_the_cache_is_generation_without(tiny):
@@ -144,6 +162,12 @@ def test_sampling_draws_from_the_softmax():
 @pytest.mark.parametrize("temperature", [1e-320, 1e-46, 1e-40, 1e-9])
 def test_the_coldest_draws_are_the_likeliest_tokens(tiny, temperature):
     assert tiny.generate(PROMPT, 9, temperature=temperature) == tiny.generate(PROMPT, 9)
+
+
+def test_a_temperature_is_a_number_of_any_kind(tiny):
+    exact = tiny.generate(PROMPT, 5, temperature=0.5)
+    for kind in (np.float16, np.float64, fractions.Fraction):
+        assert tiny.generate(PROMPT, 5, temperature=kind(0.5)) == exact
 
 
 def test_the_hottest_draws_keep_to_what_continues_the_text(tiny):
@@ -393,6 +417,20 @@ def test_a_config_of_no_model_is_an_error(tiny, tmp_path, changed, message):
     (tmp_path / "config.json").write_text(json.dumps(config | changed))
     with pytest.raises(ValueError, match=rf"not the config.json of a regard model \(.*{message}"):
         LanguageModel.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "found"),
+    [
+        (lambda x: x.astype(np.float16), "float16"),
+        (lambda x: x.astype(np.float64), "float64"),
+        (lambda x: x.tolist(), "a list"),
+    ],
+)
+def test_weights_that_are_no_float32_arrays_are_an_error(tiny, changed, found):
+    weights = tiny.weights | {"norm": changed(tiny.weights["norm"])}
+    with pytest.raises(TypeError, match=f"norm is {found}; .*float32 arrays of NumPy"):
+        LanguageModel(tiny.config, tiny.tokenizer, weights)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import safetensors.numpy
 
 torch = pytest.importorskip("torch")
 
+from callers import CALLERS  # noqa: E402
 from regard import MaterializeError  # noqa: E402
 from regard.lm import LanguageModel  # noqa: E402
 from regard.lm.training import CHECKPOINT, Settings, train, train_texts  # noqa: E402
@@ -58,6 +59,26 @@ def test_the_same_run_twice_gives_the_same_bytes(trained, tmp_path):
     folder, losses = trained
     assert train_texts(TEXTS, tmp_path, SETTINGS) == losses
     assert contents(tmp_path) == contents(folder)
+
+
+@pytest.mark.parametrize("caller", CALLERS.values(), ids=CALLERS)
+def test_a_run_is_the_same_whatever_the_caller_computes_in(trained, tmp_path, caller):
+    folder, losses = trained
+    dtypes = []
+    with caller():
+        before = torch.get_default_dtype()
+        found = train_texts(
+            TEXTS, tmp_path, SETTINGS, lambda _: dtypes.append(torch.get_default_dtype())
+        )
+        assert dtypes == [before] * 8
+    assert found == losses
+    assert contents(tmp_path) == contents(folder)
+
+
+def test_the_random_numbers_of_the_caller_stay_as_they_were(tmp_path):
+    before = torch.get_rng_state()
+    train_texts(TEXTS, tmp_path, dataclasses.replace(SETTINGS, steps=1))
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_another_seed_gives_another_model(trained, tmp_path):

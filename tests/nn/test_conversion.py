@@ -5,6 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.utils import prune
+from torch.nn.utils.parametrizations import weight_norm
 
 import regard
 from regard.nn import MultiHeadAttention
@@ -174,6 +176,38 @@ def test_gpt2_projections_move_over_to_the_same_gradients(kind):
     ):
         needed = theirs.grad.mT if kind == "conv" and theirs.ndim == 2 else theirs.grad
         assert_near(mine.grad, needed, 1e-11)
+
+
+class Adapter(nn.Module):
+    """A projection and a low-rank sum, with the weight of the projection, as peft has it."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base_layer, self.lora_A = base, nn.Linear(12, 2, bias=False)
+        self.lora_B = nn.Linear(2, 12, bias=False)
+
+    weight = property(lambda self: self.base_layer.weight)
+    bias = property(lambda self: self.base_layer.bias)
+
+    def forward(self, x):
+        return self.base_layer(x) + self.lora_B(self.lora_A(x))
+
+
+def test_gpt2_projections_that_add_to_their_matrix_are_refused():
+    c_attn, c_proj = PROJECTIONS["conv"]()
+    with pytest.raises(
+        regard.UnsupportedError, match=r"c_proj has .*lora_A.weight.* beside .*Merge"
+    ):
+        MultiHeadAttention.from_gpt2(c_attn, Adapter(c_proj), 3)
+
+
+def test_gpt2_projections_that_are_parametrized_move_over():
+    c_attn, c_proj = PROJECTIONS["linear"]()
+    weight_norm(c_attn)
+    prune.l1_unstructured(c_proj, "weight", 0.5)
+    layer = MultiHeadAttention.from_gpt2(c_attn, c_proj, 3)
+    x = torch.randn(2, 7, 12)
+    assert_near(layer(x), Gpt2Attention(c_attn, c_proj, 3)(x))
 
 
 def test_gpt2_dropout_and_causality_are_told():

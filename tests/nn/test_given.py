@@ -24,6 +24,13 @@ def test_arrays_of_numpy_are_told_the_way(name, layer):
 
 
 @layers
+@pytest.mark.parametrize("mask", [[[True] * 4] * 4, np.ones((4, 4), bool)])
+def test_a_mask_that_is_no_tensor_is_told_the_way(name, layer, mask):
+    with pytest.raises(TypeError, match=r"attention: .*mask"):
+        layer(X, mask=mask)
+
+
+@layers
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64])
 def test_another_dtype_is_told_the_way(name, layer, dtype):
     found = str(dtype).removeprefix("torch.")

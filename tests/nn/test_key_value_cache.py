@@ -1,4 +1,5 @@
 import copy
+import pickle
 
 import numpy as np
 import pytest
@@ -237,6 +238,40 @@ def test_a_cache_that_keeps_less_than_the_layer_sees_is_refused():
     assert make(window=(2, 0))(x, cache=narrow).shape == x.shape
 
 
+@torch.no_grad()
+def test_a_cache_that_another_layer_has_filled_is_refused():
+    layer, other = make(), make()
+    x, cache = torch.rand(1, 3, 16, dtype=torch.float64), layer.new_cache()
+    layer(x, cache=cache)
+    branches = [copy.copy(cache), copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))]
+    for held in (cache, branches[0]):
+        with pytest.raises(ValueError, match=r"holds the tokens of another layer. .*new_cache"):
+            other(x, cache=held)
+        assert held.length == 3
+    found = layer(x, cache=cache)
+    for branch in branches:
+        assert torch.equal(layer(x, cache=branch), found)
+
+
+@torch.no_grad()
+def test_a_generation_compiles_into_one_graph():
+    layer, x = make(rope=100.0), torch.rand(1, 5, 16, dtype=torch.float64)
+    step = torch.compile(
+        lambda x, cache: layer(x, cache=cache), backend="eager", fullgraph=True, dynamic=True
+    )
+    cache = layer.new_cache(5)
+    found = torch.cat([step(x[:, :3], cache), step(x[:, 3:4], cache), step(x[:, 4:], cache)], 1)
+    torch.testing.assert_close(found, layer(x))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("cache", [3, [KeyValueCache()], (torch.ones(1), torch.ones(1))])
+def test_what_is_no_cache_is_told_the_way(cache):
+    kind = type(cache).__name__
+    with pytest.raises(TypeError, match=f"cache is an? {kind}; that of this layer is needed"):
+        make()(torch.rand(1, 3, 16, dtype=torch.float64), cache=cache)
+
+
 def test_each_key_needs_its_value():
     with pytest.raises(regard.ShapeError, match=r"key \(2, 4\) and value \(3, 4\) differ"):
         KeyValueCache().append(torch.ones(2, 4), torch.ones(3, 4))
@@ -247,6 +282,10 @@ def test_sizes_must_not_be_negative():
         make().new_cache(capacity=-1)
     with pytest.raises(ValueError, match="keep is -1 and capacity 0"):
         KeyValueCache(keep=-1)
+    with pytest.raises(TypeError, match=r"cache: capacity is 2\.5, a float; an int is needed"):
+        make().new_cache(capacity=2.5)
+    with pytest.raises(TypeError, match="cache: keep is '3', a str; an int is needed"):
+        KeyValueCache(keep="3")
 
 
 @torch.no_grad()

@@ -6,9 +6,10 @@ import io
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils import parametrize
+from torch.utils.checkpoint import checkpoint
 
 import regard
 import regard.nn
@@ -69,6 +70,27 @@ def test_a_block_computes_with_regard(encoder, calls):
     encoder(X)
     assert len(calls) == 4
     assert torch.backends.mha.get_fastpath_enabled()
+
+
+@pytest.mark.parametrize(
+    "backward",
+    [Tensor.backward, torch.autograd.backward, lambda y: torch.autograd.grad(y, y.made_of)],
+)
+def test_what_is_computed_again_in_the_backward_is_too(encoder, calls, backward):
+    x = X.clone().requires_grad_()
+
+    def model(x):
+        for layer in encoder.layers:
+            x = checkpoint(layer, x, use_reentrant=False)
+        return x
+
+    encoder.forward = model
+    with regard.patch_torch() as patched:
+        y = encoder(x).sum()
+        y.made_of = x
+        backward(y)
+    assert len(calls) == 4
+    assert patched.replaced == {"layers.0.self_attn": 2, "layers.1.self_attn": 2}
 
 
 def test_what_torch_still_computes_is_said(calls):

@@ -41,6 +41,18 @@ class Linears(nn.Module):
         return plain(self.Q(x), self.K(x), self.V(x))
 
 
+class Adapted(nn.Linear):
+    """A projection and a low-rank sum, as loralib has it."""
+
+    def __init__(self, d_in, d_out):
+        super().__init__(d_in, d_out)
+        self.lora_A = nn.Parameter(torch.rand(2, d_in))
+        self.lora_B = nn.Parameter(torch.rand(d_out, 2))
+
+    def forward(self, x):
+        return super().forward(x) + x @ self.lora_A.mT @ self.lora_B.mT
+
+
 def plain(query, key, value):
     scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
     return scores.softmax(-1) @ value
@@ -196,6 +208,23 @@ def test_a_module_without_known_projections_is_refused_by_its_names():
         SelfAttention.from_module(nn.Linear(2, 2))
     with pytest.raises(TypeError, match="its parameters: none"):
         SelfAttention.from_module(nn.ReLU())
+
+
+def test_a_module_of_several_heads_is_refused():
+    other = Linears(4, 4)
+    other.num_attention_heads = 1
+    assert SelfAttention.from_module(other).d_in == 4
+    other.num_attention_heads = 2
+    with pytest.raises(
+        regard.UnsupportedError, match=r"Linears has num_attention_heads = 2; .*one"
+    ):
+        SelfAttention.from_module(other)
+
+
+def test_a_projection_that_adds_to_its_matrix_is_refused():
+    query, key = Adapted(3, 3), nn.Linear(3, 3)
+    with pytest.raises(regard.UnsupportedError, match=r"query has lora_A, lora_B beside .* Merge"):
+        SelfAttention.from_projections(query, key, key)
 
 
 def test_projections_must_be_three_matrices_of_one_shape():

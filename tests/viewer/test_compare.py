@@ -153,6 +153,22 @@ def test_a_difference_is_read_out(open_map, text):
     assert f"{sign}{share(abs(one - other))}" in words
 
 
+def test_the_colours_of_a_difference_have_a_range_in_per_cent(open_map, text):
+    page = open_map(text, hash="L0H1&compare=difference&other=L0H0")
+    field = page.page.get_by_label("Largest difference with a colour")
+    bar = page.page.get_by_role("img", name="blue: 50 % less, red: 50 % more")
+    assert (field.input_value(), bar.count()) == ("50", 1)
+    field.fill("10")
+    field.press("Enter")
+    page.wait()
+    assert page.selection()["span"] == "0.1"
+    assert_differs(page, log_weights(text, 1), log_weights(text, 0), 0.1)
+    field.fill("-10")
+    field.press("Enter")
+    is_said(page.page, "-10 is no end of these colours")
+    assert field.input_value() == "10"
+
+
 def test_two_maps_share_one_view(open_map, text):
     page = open_map(text, hash="L0H1&compare=side&other=L0H2&x=20.5&y=30&zoom=8")
     for n, head in ((0, 1), (1, 2)):
@@ -222,6 +238,18 @@ def test_what_has_no_counterpart_makes_no_difference(open_map):
     page.page.mouse.move(2, 2)
     page.page.get_by_role("button", name="auto range").click()
     assert page.selection()["span"] == "0.01"
+
+
+def test_what_has_no_counterpart_is_told_in_full(open_map):
+    place = "L0H0&compare=difference&other=L0H0@1"
+    page = open_map(spoken(list("abcdefgh")), spoken(list("abcd")), hash=place, shared=False).page
+    says = page.locator(".regard-map-says")
+    says.filter(has_text="4 tokens have no counterpart").wait_for()
+    says.evaluate("node => { node.textContent = '2,312 tokens here and 2,148 in the other text"
+                  " have no counterpart'; }")  # fmt: skip
+    for width in range(1000, 1500, 20):
+        page.set_viewport_size({"width": width, "height": 720})
+        assert says.evaluate("node => node.scrollHeight - node.clientHeight") == 0, width
 
 
 def test_names_are_whole_beside_a_difference(open_map):

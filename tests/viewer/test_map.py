@@ -155,6 +155,24 @@ def test_an_edited_range_moves_the_colours_and_only_then(open_map, text):
     assert fitted["low"] == pytest.approx(np.nanquantile(logs, 0.02), abs=0.2)
 
 
+def test_ends_of_the_colours_that_are_no_range_are_told(open_map):
+    page = open_map(made(40, heads=1))
+    low, high = (page.page.get_by_label(f"{name} colour") for name in ("Faintest", "Strongest"))
+
+    def typed(field, number, words):
+        field.fill(number)
+        field.press("Enter")
+        is_said(page.page, words)
+        return [low.input_value(), high.input_value()]
+
+    high.fill("50")
+    high.press("Enter")
+    assert typed(low, "80", "both ends changed places") == ["50", "80"]
+    assert typed(low, "80", "80 % is the other end") == ["50", "80"]
+    page.page.get_by_label("scale").select_option("log")
+    assert typed(low, "0", "0 is no end of these colours") == ["0.001", "100"]
+
+
 def test_the_colours_of_the_faintest_weights_end_where_an_address_may(open_map):
     query = 1e4 * np.eye(6, dtype="f")[None]  # scores of 1e8
     recording = Recording(list("abcdef"), [Layer(query, query, scale=1.0)])

@@ -143,6 +143,22 @@ def test_ends_of_the_colours_that_no_weight_is_near_are_no_ends(show, scale, bad
     assert not re.search("low|high", page.url)
 
 
+@pytest.mark.parametrize(
+    ("scale", "given", "ends"),
+    [
+        ("linear", "low=0.8&high=0.2", ["20", "80"]),
+        ("log", "low=-1&high=-3", ["0.1", "10"]),
+        ("uniform", "low=3", ["100", "1000"]),  # above the usual end
+        ("linear", "low=0.5&high=0.5", ["0", "100"]),
+    ],
+)
+def test_the_colours_of_an_address_begin_at_its_smaller_end(show, scale, given, ends):
+    page = show(spoken(), f"L0H1&query=5&key=3&scale={scale}&{given}")
+    is_chosen(page, 5, 3)
+    names = ("Faintest colour", "Strongest colour")
+    assert [page.get_by_label(name).input_value() for name in names] == ends
+
+
 def test_every_key_does_what_it_says_and_says_what_it_did(show):
     page = show(spoken(), "L0H1&query=5&key=3")
     is_chosen(page, 5, 3)
@@ -382,6 +398,45 @@ def test_a_usual_window_has_room_for_everything_at_once(show, size):
     is_chosen(page, 6, 3)
     frame = page.locator(".regard-frame")
     assert frame.evaluate("(frame) => frame.scrollHeight - frame.clientHeight") == 0
+
+
+@pytest.mark.parametrize(
+    ("size", "side"),
+    [
+        ((375, 812), 160),
+        ((640, 600), 160),
+        ((850, 720), 260),
+        ((1024, 768), 160),
+        ((1280, 720), 240),
+    ],
+)
+def test_two_maps_are_as_large_as_the_window_allows(show, size, side):
+    page = show(spoken(), "L0H1&query=6&key=3&compare=side&other=L0H2", size=size)
+    is_chosen(page, 6, 3)
+    page.wait_for_selector(".regard-map[data-idle=true]")
+    for cells in page.locator(".regard-map-cells").all():
+        assert len(SENTENCE) * float(cells.get_attribute("data-zoom")) >= side
+    assert page.evaluate(
+        """() => {
+          const frame = document.querySelector(".regard-frame");
+          frame.scrollTop = frame.scrollHeight;
+          const last = document.querySelector(".regard-readout").getBoundingClientRect();
+          return Math.abs(last.bottom - innerHeight) < 1 && frame.scrollWidth <= innerWidth;
+        }"""
+    )
+
+
+@pytest.mark.parametrize("size", [(375, 812), (850, 720)])
+def test_two_maps_take_room_while_they_are_shown(show, size):
+    place = "L0H1&query=6&key=3&compare=side&other=L0H2"
+    page = show(spoken(), f"{place}&view=lines", size=size)
+    is_chosen(page, 6, 3)
+    frame = page.locator(".regard-frame")
+    hidden = "(frame) => frame.scrollHeight - frame.clientHeight"
+    assert frame.evaluate(hidden) == 0
+    page.get_by_role("button", name="Map", exact=True).click()
+    page.wait_for_selector(".regard-map[data-idle=true]")
+    assert frame.evaluate(hidden) > 0
 
 
 @pytest.mark.parametrize("size", [(1280, 720), (820, 1180), (850, 560), (640, 600)])

@@ -111,8 +111,8 @@ def test_the_colour_bar_has_ticks(show, scale, ticks, label):
 def test_a_difference_has_ticks_on_both_sides_of_0(show):
     drawn = ElementTree.fromstring(saved(show("compare=difference&other=L0H0"), "SVG")[0])
     found = [node.text for node in drawn.iter(f"{SVG}text") if node.get("font-size") == "9"]
-    assert found == ["−0.4", "−0.2", "0", "0.2", "0.4"]
-    assert "difference of the weights" in texts(drawn)
+    assert found == ["−40", "−20", "0", "20", "40"]
+    assert "difference of the weights, %" in texts(drawn)
 
 
 def test_the_numbers_of_a_bar_of_effects_do_not_touch(show):

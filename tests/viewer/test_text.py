@@ -57,3 +57,16 @@ def test_by_words_the_whole_word_is_filled(serve, open_page):
     page = open_page(f"{serve(spoken(PIECES))}#L0H1&query=3&key=0&unit=word")
     page.wait_for_selector(".regard-chosen")
     assert page.locator(".regard-chosen").all_text_contents() == PIECES[1:4]
+
+
+def test_a_text_from_right_to_left_is_read_and_walked_that_way(serve, open_page):
+    tokens = ["<bos>", "שלום", " עו", "לם", " אני"]
+    page = open_page(f"{serve(spoken(tokens))}#L0H1&query=4&key=1&unit=token")
+    is_chosen(page, 4, 1)
+    looks = page.evaluate(STYLES, ["borderRightWidth"])
+    lefts = [look["left"] for look in looks]
+    assert lefts == sorted(lefts, reverse=True)
+    assert [n for n, look in enumerate(looks) if look["borderRightWidth"] == "1px"] == [3]
+    page.locator(".regard-token").nth(1).focus()
+    page.keyboard.press("ArrowLeft")
+    assert page.evaluate("() => document.activeElement.textContent") == " עו"

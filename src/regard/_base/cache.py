@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import TYPE_CHECKING, Any, Self
 
 from regard._base import loaded
 from regard._base.arrays import arrays_of, dtype_name, is_tensor
-from regard._base.errors import ShapeError
+from regard._base.errors import ShapeError, a_type
 from regard._base.types import ArrayT
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ class KeyValueCache:
         capacity: tokens to take memory for at once, where their number is known.
 
     Raises:
-        ValueError: ``keep`` or ``capacity`` is negative.
+        TypeError: ``keep`` or ``capacity`` is no int.
+        ValueError: one of them is negative.
 
     Example:
         >>> import numpy as np
@@ -38,6 +40,9 @@ class KeyValueCache:
     """
 
     def __init__(self, keep: int | None = None, capacity: int = 0) -> None:
+        for name, x in (("keep", 0 if keep is None else keep), ("capacity", capacity)):
+            if isinstance(x, bool) or not isinstance(x, numbers.Integral):
+                raise TypeError(f"cache: {name} is {x!r}, {a_type(x)}; an int is needed.")
         if capacity < 0 or (keep is not None and keep < 0):
             raise ValueError(
                 f"cache: keep is {keep} and capacity {capacity}; neither may be negative."
@@ -46,6 +51,7 @@ class KeyValueCache:
         self._key: Any = None
         self._value: Any = None
         self._start, self._length = 0, 0
+        self._layer: Any = None  # a weak reference to the layer whose tokens these are
 
     @property
     def length(self) -> int:
@@ -65,6 +71,9 @@ class KeyValueCache:
             held = self._length - self._start
             made._key, made._value = (x[..., :held, :] for x in (self._key, self._value))
         return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_layer": None}  # weak references cannot be copied
 
     def append(
         self, key: Float[Array[ArrayT], "*B Hkv L D"], value: Float[Array[ArrayT], "*B Hkv L Dv"]

@@ -185,13 +185,18 @@ class Running(Sources):
         return ""
 
     def _begun(self, module: Module) -> None:
-        if not self._is_given:
+        if not (self._is_given or is_in_backward()):
             self._name(module)
             self._begin()
 
     def _ended(self, output: Any) -> None:
-        if not self._is_given:
+        if not (self._is_given or is_in_backward()):
             self._end(output)
+
+
+def is_in_backward() -> bool:
+    """Whether torch computes gradients, where checkpoints compute once more."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def is_running(module: Module) -> bool:
@@ -268,6 +273,9 @@ class TorchAttention(TorchFunctionMode):
             if named.get("need_weights", True):
                 return self._weigh(func, named, self._alone)
             return self._within(func, named)
+        if any(func is backward for backward in _BACKWARD):  # where checkpoints compute once more
+            with _handed(self._compute):
+                return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         if "attention" in name or "attn" in name:
             if any(func is operator for operator in _ATEN):
@@ -329,6 +337,7 @@ def _as_it_is_by_name(func: Any, named: dict[str, Any], within: Any) -> Any:
     return func(**named)
 
 
+_BACKWARD = (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 # The operator as ``torch.export`` writes it into a graph.
 _ATEN = (
     torch.ops.aten.scaled_dot_product_attention,

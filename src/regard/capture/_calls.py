@@ -11,7 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import TransformType, get_interpreter_stack
+from torch._C._functorch import (
+    TransformType,
+    get_interpreter_stack,
+    get_unwrapped,
+    is_gradtrackingtensor,
+)
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from regard._base.arrays import is_tensor
@@ -89,7 +95,12 @@ class _Calls:
             self._leave(UnsupportedError(WITHOUT_NUMBERS))
             return None
         are_of_one = functools.partial(self._running.are_of_one, query, key)
-        return self._take(name, query, key, value, options, are_of_one)
+        if not torch._C._are_functorch_transforms_active():
+            return self._take(name, query, key, value, options, are_of_one)
+        query, key, value = (untracked(x) for x in (query, key, value))
+        options = {option: untracked(x) for option, x in options.items()}
+        with temporarily_clear_interpreter_stack():
+            return self._take(name, query, key, value, options, are_of_one)
 
     def _leave(self, error: Exception) -> None:
         if self._refuse is None:
@@ -251,9 +262,13 @@ def has_no_numbers(*arrays: Any) -> bool:
     return any(is_tensor(x) and x.is_meta for x in arrays)
 
 
-def is_in_backward() -> bool:
-    """Whether torch computes gradients, where checkpoints compute once more."""
-    return torch._C._current_graph_task_id() != -1
+def untracked(x: Any) -> Any:
+    """An option, or what holds its numbers where ``torch.func.grad`` and its like follow it."""
+    if isinstance(x, tuple):
+        return tuple(untracked(part) for part in x)
+    while is_tensor(x) and is_gradtrackingtensor(x):
+        x = get_unwrapped(x)
+    return x
 
 
 def allowed() -> dict[str, Any] | None:

@@ -50,7 +50,7 @@ class Explanation:
         if not torch.is_grad_enabled():
             raise RecordingError(
                 "record: explain needs gradients, and they are off; leave out torch.no_grad() and "
-                "torch.inference_mode() around the model."
+                "torch.inference_mode() around the model, and give checkpoints use_reentrant=False."
             )
         if not output.requires_grad:
             output = output.detach().requires_grad_()

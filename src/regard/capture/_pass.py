@@ -12,7 +12,8 @@ from torch.nn import Module
 
 from regard._base.arrays import is_tensor
 from regard._call.checks import read_call
-from regard.capture._calls import AreOfOne, allowed, is_in_backward
+from regard._operator.torch_calls import is_in_backward
+from regard.capture._calls import AreOfOne, allowed
 from regard.capture._groups import Occurrences, Place, places
 from regard.capture._kind import is_beside, is_cross
 from regard.capture._measured import NonFinite, Rows, first_nonfinite

@@ -15,8 +15,9 @@ from regard._call.call import Call
 from regard._call.checks import read_call
 from regard._call.contents import check_contents
 from regard._call.options import OPTIONS, REAL_NUMBERS
+from regard._operator.torch_calls import is_in_backward
 from regard._weights.parts import listed
-from regard.capture._calls import NOT_SEEN, is_in_backward
+from regard.capture._calls import NOT_SEEN
 from regard.capture._files import Files, Mold, Unread
 from regard.capture._groups import Occurrences, Place, group_names
 from regard.capture._kind import is_beside

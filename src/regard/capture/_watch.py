@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import Module
 
 from regard._base.errors import a_type
-from regard._operator.torch_calls import Hook, Running, is_running, uncompiled
-from regard.capture._calls import NOT_SEEN, calls_taken, is_in_backward, left_out
+from regard._operator.torch_calls import Hook, Running, is_in_backward, is_running, uncompiled
+from regard.capture._calls import NOT_SEEN, calls_taken, has_no_numbers, left_out
 from regard.capture._groups import group_names
 from regard.capture._measured import NonFinite
 from regard.capture._pass import Pass
@@ -365,7 +365,7 @@ def _is_nan(output: Any, check: bool | None) -> bool:
     if not tensors:
         return False
     x = next((x for x in tensors if x.ndim == 0), tensors[0]).detach()
-    if check is None and x.device.type != "cpu":
+    if has_no_numbers(x) or (check is None and x.device.type != "cpu"):
         return False
     if x.ndim == 0:
         number = x.item()  # a tenth of the time of isnan

@@ -377,15 +377,24 @@ def survey(
         ),
     ] = None,
     column: Annotated[
-        str, typer.Option(metavar="NAME", help="Column of the text in .jsonl and .parquet files.")
-    ] = "text",
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Column of the text in .jsonl and .parquet files; by default text.",
+            show_default=False,
+        ),
+    ] = None,
     documents: Annotated[
         bool, typer.Option("--documents", help="Also write the sums of every document.")
     ] = False,
     threads: Annotated[
-        int,
-        typer.Option(min=1, help="Of each process; the last bits depend on it, so it is kept."),
-    ] = 1,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Of each process, by default 1; the last bits depend on it, so it is kept.",
+            show_default=False,
+        ),
+    ] = None,
     workers: Annotated[
         int | None,
         typer.Option(

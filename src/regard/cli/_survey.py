@@ -50,9 +50,9 @@ class SurveyOptions:
     model: str | None = None
     max_tokens: int | None = None
     shard_tokens: int | None = None
-    column: str = "text"
+    column: str | None = None
     documents: bool = False
-    threads: int = 1
+    threads: int | None = None
     workers: int | None = None
     shard: str | None = None
     json: bool = False

@@ -31,7 +31,7 @@ def check(sequence: Sequence, query: torch.Tensor, key: torch.Tensor) -> None:
             f" there are {counts[0]} query heads and {counts[1]} key heads; method='ring' takes any"
             " number."
         )
-    if "dropout" in sequence.options:
+    if sequence.options.get("dropout"):
         raise UnsupportedError(
             "distributed.attention: method='heads' has no dropout, which is drawn by the numbers of"
             " all heads; method='ring' has."

@@ -12,6 +12,7 @@ import torch
 from regard._backends import choose
 from regard._base.errors import ShapeError, a_type
 from regard._call.checks import read_call
+from regard._call.contents import check_contents
 from regard._call.edits import edits_of
 from regard._call.hints import unknown_option
 from regard._call.options import OPTIONS, REAL_NUMBERS
@@ -209,6 +210,7 @@ def read(
     own = {name: options.pop(name) for name in _OF_QUERIES if name in options}
     seed = {"seed": 0} if "dropout" in options else {}  # it would draw one here
     call = read_call(*whole, query_start=0, **seed | options)
+    check_contents(call)  # parts have no length of the whole to check them against
     read_call(query.detach(), *whole[1:], query_start=0, **own)
     of_scores = {name: options[name] for name in REAL_NUMBERS if name in options}
     # One that is refused later, on some ranks, would leave the others waiting.

@@ -398,11 +398,11 @@ class _Strongest:
 
     def __init__(self, weights: DistributedWeights, n: Any) -> None:
         self._peers, length = weights.layout.peers, weights.layout.length
-        if isinstance(n, bool) or not isinstance(n, int):
+        if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
             raise TypeError(f"strongest: n is {a_type(n)}; an int is needed.")
         if n < 0:
             raise ValueError(f"strongest: n is {n}; it must not be negative.")
-        self._n = min(n, length * length)
+        self._n = min(int(n), length * length)
         like = weights.statistics.maximum
         shape = (*like.shape[:-1], self._n)
         none = torch.full(shape, -1, dtype=torch.int64, device=like.device)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -113,6 +114,18 @@ class _CrossEntropy(torch.autograd.Function):
         return by_hidden * factor, by_embedding * factor, None
 
 
+@contextlib.contextmanager
+def as_ever() -> Iterator[None]:
+    """Computes on the CPU, with gradients and not rounded, whatever the caller computes in."""
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.autocast("cpu", enabled=False),
+        torch.device("cpu"),
+    ):
+        yield
+
+
 def gradients(
     model: LanguageModel, ids: Sequence[int], position: int
 ) -> list[Float32[NDArray[np.float32], "H L D"]]:
@@ -126,13 +139,7 @@ def gradients(
         outputs.append(output if output.requires_grad else output.requires_grad_())
         return output
 
-    with (  # whatever the caller computes in
-        torch.inference_mode(False),
-        torch.enable_grad(),
-        torch.autocast("cpu", enabled=False),
-        torch.device("cpu"),
-        watching.watched(lambda *call: keep),
-    ):
+    with as_ever(), watching.watched(lambda *call: keep):
         decoder = Decoder.of(model).requires_grad_(False)
         hidden = decoder.hidden(torch.tensor(list(ids[:position])))
         logits = F.linear(hidden[-1:], decoder.embedding.weight)

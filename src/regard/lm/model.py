@@ -47,6 +47,7 @@ class LanguageModel:
         name: for people; goes into recordings.
 
     Raises:
+        TypeError: a weight that is no float32 array.
         ValueError: weights or tokenizer that do not fit the config.
 
     Source: Vaswani 2017; Radford 2019 (pre-norm); Zhang & Sennrich 2019 (RMSNorm); Su 2021 (rotary
@@ -257,7 +258,7 @@ class LanguageModel:
         if seed is not None and int_of("generate: seed", seed) < 0:
             raise ValueError(f"generate: seed is {seed}; it must not be negative.")
         self._read(text, more=tokens)
-        return self._continue(text, tokens, temperature, np.random.default_rng(seed))
+        return self._continue(text, tokens, float(temperature), np.random.default_rng(seed))
 
     def _continue(
         self, text: str, tokens: int, temperature: float, random: np.random.Generator
@@ -307,11 +308,13 @@ class LanguageModel:
             if record is not None:
                 record(Layer(q, k, v, **layer.visible))
             if caches:
-                k, v = caches[i].append(k, v)
+                k, v = caches[i]._joined(k, v)
             out = attention(q, k, v, **layer.visible)
             x = x + out.swapaxes(0, 1).reshape(x.shape) @ w["out"].T
             up = np.maximum(_norm(x) * w["mlp_norm"] @ w["up"].T, 0)
             x = x + np.square(up) @ w["down"].T
+        for cache in caches or ():  # now that nothing can raise
+            cache._count(len(ids))
         return _norm(x) * self.weights["norm"]
 
     def new_caches(self, capacity: int = 0) -> list[KeyValueCache]:
@@ -427,6 +430,12 @@ def _check(
             f"{name or 'model'}: the tokenizer has {len(tokenizer)} ids and config.json says "
             f"{config.vocab_size}; take both from the same folder."
         )
+    for key, weight in weights.items():
+        if not isinstance(weight, np.ndarray) or weight.dtype != np.float32:
+            found = weight.dtype if isinstance(weight, np.ndarray) else a_type(weight)
+            raise TypeError(
+                f"{name or 'model'}: {key} is {found}; weights are float32 arrays of NumPy."
+            )
     shapes = {key: weight.shape for key, weight in weights.items()}
     needed = config.shapes()
     wrong = [key for key in needed | shapes if needed.get(key) != shapes.get(key)]

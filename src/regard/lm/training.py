@@ -27,7 +27,7 @@ with needed_by("Training a model"):
     import torch
     from safetensors.torch import save
 
-    from regard.lm.decoder import Decoder
+    from regard.lm.decoder import Decoder, as_ever
     from regard.lm.muon import Muon
 
 RUN, TOKENIZER, CHECKPOINT = "run.json", "tokenizer.json", "checkpoint.safetensors"
@@ -306,15 +306,27 @@ def _require_memory(settings: Settings, config: Config) -> None:
     )
 
 
+def _new_decoder(config: Config, seed: int) -> Decoder:
+    """A decoder in float32; the caller's dtype and random numbers stay as they were."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            return Decoder(config)
+    finally:
+        torch.set_default_dtype(before)
+
+
 class _Run:
     """Model, optimizers and losses so far: everything that the next step depends on."""
 
+    @as_ever()
     def __init__(self, settings: Settings, vocab_size: int) -> None:
         config = settings.config(vocab_size)
         _require_memory(settings, config)
-        torch.manual_seed(settings.seed)
         self.settings = settings
-        self.model = Decoder(config)
+        self.model = _new_decoder(config, settings.seed)
         self.losses: list[float] = []
         hidden = [p for p in self.model.layers.parameters() if p.ndim == 2]
         others = [p for p in self.model.parameters() if all(p is not h for h in hidden)]
@@ -323,6 +335,7 @@ class _Run:
             (torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0), settings.adam_rate),
         ]
 
+    @as_ever()
     def step(self, batches: Batches) -> None:
         """One optimizer step, on the batch of its number."""
         step = len(self.losses)
@@ -350,6 +363,7 @@ class _Run:
         metadata = {"losses": json.dumps(self.losses)}
         _write(path, save(self._tensors(), metadata))
 
+    @as_ever()
     def load(self, path: Path) -> None:
         """Loads the checkpoint, if there is one."""
         if not path.exists():

@@ -7,9 +7,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
+from torch.nn import Module
 
 from regard._base.arrays import dtype_name
 from regard._base.autocast import is_autocast
+from regard._base.cache import KeyValueCache
 from regard._base.errors import UnsupportedError, a_type
 from regard._call.hints import unknown_option
 
@@ -68,4 +70,23 @@ def check_tensor(layer: str, name: str, x: Any, weight: Any) -> None:
         raise TypeError(
             f"{layer}: {name} is {dtype_name(x)} and the parameters are {dtype_name(weight)}; one"
             f" dtype is needed: {name}.to(torch.{dtype_name(weight)}), or layer.to({name}.dtype)."
+        )
+
+
+def check_cache(cache: Any) -> None:
+    """Raises a TypeError for what is no cache."""
+    if not isinstance(cache, KeyValueCache):
+        raise TypeError(
+            f"MultiHeadAttention: cache is {a_type(cache)}; that of this layer is needed:"
+            " layer.new_cache()."
+        )
+
+
+def check_own(cache: KeyValueCache, layer: Module) -> None:
+    """Raises a ValueError for a cache that another layer has filled."""
+    filled_by = None if cache._layer is None else cache._layer()
+    if filled_by is not None and filled_by is not layer:
+        raise ValueError(
+            "MultiHeadAttention: the cache holds the tokens of another layer. Each layer needs"
+            " a cache of its own: layer.new_cache()."
         )

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from regard._base.errors import ShapeError, UnsupportedError, a_type
 
+# How the names of a projection's parameters begin, parametrized ones included.
+OF_LINEAR = ("weight", "bias", "parametrizations.")
 Reading = tuple[dict[str, Any], dict[str, Tensor], bool]
 
 
@@ -77,12 +79,26 @@ def from_gpt2(c_attn: nn.Module, c_proj: nn.Module, num_heads: int) -> Reading:
 def _read_linear(name: str, module: nn.Module) -> tuple[Tensor, Tensor | None]:
     """Weight ``(out, in)`` and bias."""
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    check_alone("MultiHeadAttention.from_gpt2", name, module)
     if not isinstance(weight, Tensor) or weight.ndim != 2:
         raise TypeError(
             f"MultiHeadAttention.from_gpt2: {name} is {a_type(module)} without a matrix "
             "named weight; a torch.nn.Linear or GPT-2's Conv1D is needed."
         )
     return (weight if isinstance(module, nn.Linear) else weight.mT), bias
+
+
+def check_alone(what: str, name: str, projection: Any) -> None:
+    """Raises an UnsupportedError for a projection with parameters beside its weight and bias."""
+    names = (
+        [n for n, _ in projection.named_parameters()] if isinstance(projection, nn.Module) else []
+    )
+    if others := [n for n in names if not n.startswith(OF_LINEAR)]:
+        raise UnsupportedError(
+            f"{what}: {name} has {', '.join(others)} beside its weight and bias, and the layer "
+            "would compute without them. Merge an adapter into the weight first, as by "
+            "merge_and_unload() of peft."
+        )
 
 
 def copied(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import weakref
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack, overload
 
 import torch
@@ -16,7 +17,7 @@ from regard._base.rotary import rotate
 from regard._call.checks import read_call
 from regard._operator.attention import attention
 from regard.nn import conversion
-from regard.nn.checks import check_counts, check_names, check_tensor
+from regard.nn.checks import check_cache, check_counts, check_names, check_own, check_tensor
 
 if TYPE_CHECKING:
     from regard._base.types import Bool, Float, Int, NoOption, Segments
@@ -199,6 +200,7 @@ class MultiHeadAttention(nn.Module):
 
         Raises:
             TypeError: a module without a weight.
+            UnsupportedError: one that adds to its weight's product, as adapters do.
             ShapeError: weights of other shapes, or a number of heads that does not divide.
         """
         options, state, training = conversion.from_gpt2(c_attn, c_proj, num_heads)
@@ -263,8 +265,8 @@ class MultiHeadAttention(nn.Module):
 
         Raises:
             ShapeError, TypeError: as ``regard.attention``.
-            ValueError: a cache in a layer that is not causal, or together with a context; one of a
-                layer that sees fewer tokens.
+            ValueError: a cache in a layer that is not causal, or together with a context; one of
+                another layer, or of one that sees fewer tokens.
             UnsupportedError: a cache with ``key_lengths``, or a context with ``rope``.
         """
         check_names("MultiHeadAttention", more, unknown, _CALLED_WITH)
@@ -275,6 +277,7 @@ class MultiHeadAttention(nn.Module):
             q, k = rotate(q, start, self.rope), rotate(k, start, self.rope)
         if cache is not None:
             k, v = cache._joined(k, v)
+            check_own(cache, self)
             mask, bias, segments = _covering(cache.start, k.shape[-2], mask, bias, segments)
         attended: Any = attention(
             q,
@@ -297,6 +300,7 @@ class MultiHeadAttention(nn.Module):
         output = F.dropout(output, self.residual_dropout, self.training)
         if cache is not None:  # now that nothing can raise
             cache._count(x.shape[-2])
+            cache._layer = weakref.ref(self)
         return (output, attended[1]) if return_weights else output
 
     if TYPE_CHECKING:  # torch's own takes and gives anything
@@ -410,6 +414,7 @@ class MultiHeadAttention(nn.Module):
             )
         if cache is None:
             return
+        check_cache(cache)
         self._check_cacheable()
         if context is not None:
             raise ValueError(

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack, overloa
 import torch
 from torch import Tensor, nn
 
-from regard._base.errors import ShapeError, a_type
+from regard._base.errors import ShapeError, UnsupportedError, a_type
 from regard._operator.attention import attention
 from regard.nn.checks import check_counts, check_names, check_tensor
-from regard.nn.conversion import copied
+from regard.nn.conversion import check_alone, copied
 
 if TYPE_CHECKING:
     from regard._base.types import Bool, Float, Int, NoOption
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # Names of the projections of single-head attention: here, and in two common tutorials.
 _NAMES = (("query", "key", "value"), ("W_query", "W_key", "W_value"), ("Q", "K", "V"))
+# Under which modules have the number of their heads.
+_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 
 
 class SelfAttention(nn.Module):
@@ -91,6 +93,7 @@ class SelfAttention(nn.Module):
 
         Raises:
             TypeError: neither a Linear nor a tensor.
+            UnsupportedError: a Linear that adds to its weight's product, as adapters do.
             ShapeError: not three matrices of one shape.
         """
         given = {"query": query, "key": key, "value": value}
@@ -98,6 +101,7 @@ class SelfAttention(nn.Module):
         biases: dict[str, Tensor | None] = {}
         for name, projection in given.items():
             if isinstance(projection, nn.Linear):
+                check_alone("SelfAttention", name, projection)
                 weights[name], biases[name] = projection.weight, projection.bias
             elif isinstance(projection, Tensor):
                 weights[name], biases[name] = projection.mT, None
@@ -135,8 +139,16 @@ class SelfAttention(nn.Module):
 
         Raises:
             TypeError: no such attributes.
+            UnsupportedError: a module of several heads, or projections as above.
             ShapeError: not three matrices of one shape.
         """
+        for name in _COUNTS:
+            if (count := getattr(module, name, 1)) != 1:
+                raise UnsupportedError(
+                    f"SelfAttention: {type(module).__name__} has {name} = {count}; one head can be "
+                    "moved over. regard.nn.replace(model) computes models of several heads, where "
+                    "they call torch's operator."
+                )
         for names in _NAMES:
             if all(hasattr(module, name) for name in names):
                 query, key, value = (getattr(module, name) for name in names)
@@ -192,7 +204,7 @@ class SelfAttention(nn.Module):
             key_lengths=key_lengths,
             # Padding follows the tokens, so token i has position i whatever the length.
             query_start=0 if context is None and key_lengths is not None else None,
-            mask=mask if mask is None or mask.ndim < 2 else mask.unsqueeze(-3),
+            mask=mask.unsqueeze(-3) if isinstance(mask, Tensor) and mask.ndim > 1 else mask,
             return_weights=return_weights,
         )
         if return_weights:

@@ -36,6 +36,22 @@ if TYPE_CHECKING:
     from regard._weights.origin import Origin
 
 
+class Options(dict[str, Any]):
+    """The options of a layer, which are replaced together: weights may be made of them already."""
+
+    def _refuse(self, *_: object, **__: object) -> Any:
+        raise TypeError(
+            "Layer: options are not changed one by one; assign all of them, which are checked then:"
+            ' layer.options = {**layer.options, "scale": 1.0}.'
+        )
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Options, (dict(self),)
+
+
 class Layer(Generic[ArrayT]):
     """Query, key and value of one attention layer, and the options it was called with.
 
@@ -69,11 +85,10 @@ class Layer(Generic[ArrayT]):
     """
 
     __slots__ = (
-        "_gradient", "_key", "_query", "_value", "head_numbers", "name", "number", "options",
+        "_gradient", "_key", "_options", "_query", "_value", "head_numbers", "name", "number",
         "statistics", "weights_only",
     )  # fmt: skip
 
-    options: dict[str, Any]
     name: str
     number: int | None
     head_numbers: tuple[int, ...]
@@ -96,23 +111,16 @@ class Layer(Generic[ArrayT]):
     ) -> None:
         given: Any = query, key, value
         self._query, self._key, self._value = given
-        self.options = _checked_options({**options})
-        call = read_call(query, key, value, **self.options)
-        check_contents(call)
-        if (read := call.edit_ranges) is not None:  # so that a head's are known, and a file's
-            self.options["edits"] = edits.edits_of(read, call.edit_factors)
-            if not self.options["edits"]:
-                del self.options["edits"]
+        self.options = {**options}
         if query.ndim != 3 or len(query) == 0:
             raise ShapeError(
                 f"Layer: query {shape_of(query)} is not read as (H, L, D) with at least one head;"
                 " record one text at a time, with its heads, as in query[0]."
             )
-        if not isinstance(name, str):
-            raise TypeError(f"Layer: name is {type(name).__name__}; it must be a str.")
-        self.name = name
-        self.number = None if number is None else _natural("number", number)
-        self.head_numbers = _checked_heads(head_numbers, len(query))
+        self.name, self.number = name, number
+        heads: Any = range(len(query)) if head_numbers is None else head_numbers
+        self.head_numbers = heads
+        self._check_names()
         if not isinstance(weights_only, bool):
             raise TypeError(f"Layer: weights_only is {weights_only!r}; True or False is needed.")
         if weights_only and "bias" not in self.options:
@@ -131,7 +139,7 @@ class Layer(Generic[ArrayT]):
         made: Layer[Any] = cls.__new__(cls)
         made._query, made._key, made._value = query, key, value
         made._gradient = made.statistics = None
-        made.options, made.name, made.number = options, name, number
+        made._options, made.name, made.number = Options(options), name, number
         made.head_numbers, made.weights_only = head_numbers, weights_only
         return made
 
@@ -173,6 +181,33 @@ class Layer(Generic[ArrayT]):
             name=name, number=number, head_numbers=head_numbers, weights_only=True,
         )  # fmt: skip
         return made
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options that it was called with, but those left out.
+
+        Others may be assigned, all together; statistics, of the options before, go.
+        """
+        return self._options
+
+    @options.setter
+    def options(self, options: dict[str, Any]) -> None:
+        options = _checked_options({**options})
+        given: Any = self._held
+        call = read_call(*given, **options)
+        check_contents(call)
+        if (read := call.edit_ranges) is not None:  # so that a head's are known, and a file's
+            options["edits"] = edits.edits_of(read, call.edit_factors)
+            if not options["edits"]:
+                del options["edits"]
+        self._options, self.statistics = Options(options), None
+
+    def _check_names(self) -> None:
+        """Checks its name and numbers, which may have been assigned to it since it was made."""
+        if not isinstance(self.name, str):
+            raise TypeError(f"Layer: name is {type(self.name).__name__}; it must be a str.")
+        self.number = None if self.number is None else _natural("number", self.number)
+        self.head_numbers = _checked_heads(self.head_numbers, len(self._query))
 
     @property
     def heads(self) -> int:
@@ -368,8 +403,6 @@ def _natural(name: str, value: Any) -> int:
 
 
 def _checked_heads(head_numbers: Any, count: int) -> tuple[int, ...]:
-    if head_numbers is None:
-        return tuple(range(count))
     if isinstance(head_numbers, str) or not hasattr(head_numbers, "__iter__"):
         raise TypeError(
             f"Layer: head_numbers is {head_numbers!r}; one int for each query head is needed."

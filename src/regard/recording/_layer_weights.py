@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from regard._base.settings import counted
 from regard._base.types import ArrayT
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 class LayerWeights(Collection["AttentionWeights[ArrayT]"]):
     """The ``regard.AttentionWeights`` of each layer, made at the first request and kept.
 
+    They are made anew where the layer was given another name, or other heads or options.
+
     Asked for by the layers' numbers; in their order where one goes through all of them.
     """
 
@@ -31,7 +33,7 @@ class LayerWeights(Collection["AttentionWeights[ArrayT]"]):
     ) -> None:
         self._layers = layers
         self._tokens, self._query_tokens, self._model = tokens, query_tokens, model
-        self._made: dict[int, AttentionWeights[ArrayT]] = {}
+        self._made: dict[int, tuple[AttentionWeights[ArrayT], tuple[Any, ...]]] = {}
         self.numbers = checked_numbers(layers)
 
     def place_of(self, layer: int) -> int:
@@ -43,10 +45,13 @@ class LayerWeights(Collection["AttentionWeights[ArrayT]"]):
 
     def __getitem__(self, layer: int) -> AttentionWeights[ArrayT]:
         place = self.place_of(layer)
-        if place not in self._made:
-            found = self._layers[place]
-            self._made[place] = found._weights(self._origin(self.numbers[place], found.name))
-        return self._made[place]
+        found = self._layers[place]
+        now = found.name, found.head_numbers, found.options
+        made, before = self._made.get(place, (None, ()))
+        if made is None or any(x is not y for x, y in zip(now, before)):
+            made = found._weights(self._origin(self.numbers[place], found.name))
+            self._made[place] = made, now
+        return made
 
     def _origin(self, number: int, name: str) -> Origin:
         tokens, queries = self._tokens, self._query_tokens
@@ -60,7 +65,7 @@ class LayerWeights(Collection["AttentionWeights[ArrayT]"]):
         return (self[number] for number in reversed(self.numbers))
 
     def __contains__(self, weights: object) -> bool:
-        return any(weights is made for made in self._made.values())
+        return any(weights is made for made, _ in self._made.values())
 
     def __repr__(self) -> str:
         return f"<weights of {counted(len(self), 'layer')}>"

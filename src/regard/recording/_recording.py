@@ -9,11 +9,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard._base.errors import RecordingError, ShapeError
+from regard._base.errors import RecordingError, ShapeError, a_type
 from regard._base.settings import bytes_text, counted
 from regard._base.types import Array, ArrayT
 from regard.recording._checks import (
@@ -313,7 +314,8 @@ class Recording(Showings[ArrayT]):
             OSError: the folder is missing or cannot be written.
             RecordingError: the name is a link that leads back to itself, or names and options are
                 more than the header of a file takes.
-            TypeError, ValueError: a name or number that was assigned to a layer since.
+            ShapeError, TypeError, ValueError: a name or numbers that were assigned to a layer
+                since.
             ValueError: a name of another kind of file.
 
         Source: docs/recording.md describes the file.
@@ -354,7 +356,7 @@ class Recording(Showings[ArrayT]):
             RecordingError: the file is no recording, a damaged one, or of a newer version; the
                 address cannot be read, or not in ranges. Also by whatever asks for numbers of a
                 file at an address, where they cannot be fetched, or the file was changed.
-            TypeError: ``storage_options`` for a file.
+            TypeError: ``storage_options`` for a file, or no dict.
         """
         from regard.recording._format import is_address
         from regard.recording._loading import read
@@ -362,6 +364,11 @@ class Recording(Showings[ArrayT]):
         if is_address(path):
             from regard.recording import _remote
 
+            if not isinstance(storage_options, (Mapping, NoneType)):
+                raise TypeError(
+                    f"Recording.load: storage_options is {a_type(storage_options)}; a dict is"
+                    ' needed, as {"anon": True}.'
+                )
             return _remote.read(str(path), mapped, storage_options)
         if storage_options is not None:
             raise TypeError(

@@ -87,10 +87,10 @@ class RemoteFile:
         self.address, self.start, self._is_opening = address, 0, True
         self._lock = threading.RLock()
         self._kept: collections.OrderedDict[tuple[int, int], _Head] = collections.OrderedDict()
-        if address.startswith(("http://", "https://")):  # ranges are of the file, not compressed
-            headers = {"Accept-Encoding": "identity", **options.get("headers", {})}
-            options = {**options, "headers": headers}
         try:
+            if address.startswith(("http://", "https://")):  # ranges of the file, not compressed
+                headers = {"Accept-Encoding": "identity", **options.get("headers", {})}
+                options = {**options, "headers": headers}
             self._system, self._path = fsspec.core.url_to_fs(address, **options)
         except ImportError as error:
             if (error.name or "").partition(".")[0] == "aiohttp" or "aiohttp" in str(error):
@@ -102,7 +102,12 @@ class RemoteFile:
                 name=error.name,
             ) from error
         except ValueError as error:
-            raise RecordingError(f"{address} cannot be read: {error}.") from error
+            raise RecordingError(
+                f"{address} cannot be read: {error}. Name another address that fsspec reads, or"
+                " download the file."
+            ) from error
+        except Exception as error:  # some connect at once
+            raise self._unreadable(error) from error
         told = self._told()
         if not isinstance(told.get("size"), int):
             raise RecordingError(
@@ -182,7 +187,8 @@ class RemoteFile:
     def _unreadable(self, error: Exception) -> RecordingError:
         return RecordingError(
             f"{self.address} cannot be read ({_reason(error)}). Check the address, the connection,"
-            " and who may read it; storage_options=... takes what fsspec needs for that."
+            " and who may read it. A password or a key is given in Python: Recording.load(address,"
+            " storage_options={...}), with what fsspec takes for such an address."
         )
 
     def _without_ranges(self) -> RecordingError:

@@ -81,6 +81,7 @@ def _check_layers(group: Recording) -> None:
                 f"recording: layer {number} was given the number {layer.number} since the recording"
                 " was made. Make another, Recording(tokens, layers), or give it back its own."
             )
+        layer._check_names()
 
 
 def _layers_to_write(group: Recording, statistics: bool) -> Iterable[Layer]:

@@ -148,7 +148,8 @@ class Writer:
         Raises:
             OSError: the disk is full, for example.
             RuntimeError: outside of the ``with`` block, after ``finish``, or after an error.
-            TypeError: no layer, or a group that is no text.
+            ShapeError, ValueError: numbers that were assigned to the layer since it was made.
+            TypeError: no layer, or a group or the name of the layer that is no text.
         """
         self._require_open()
         if not isinstance(layer, Layer):
@@ -158,6 +159,7 @@ class Writer:
             )
         if not isinstance(group, str):
             raise TypeError(f"Writer: group is {type(group).__name__}; it must be a str.")
+        layer._check_names()
         if self._keeps_statistics:
             layer = layer._with_statistics()
         form, arrays = Form.of(layer)

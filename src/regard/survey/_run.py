@@ -63,7 +63,7 @@ class Meter:
         self, estimates: Sequence[int], done: dict[int, int],
         tell: Callable[[Progress], object] | None,
     ) -> None:  # fmt: skip
-        self._estimates, self._done, self._tell = estimates, dict(done), tell
+        self._estimates, self._done, self._tell = list(estimates), dict(done), tell
         self._before = sum(done.values())
         self._running: dict[int, int] = {}
         self._began = time.monotonic()
@@ -84,6 +84,12 @@ class Meter:
     def stopped(self, number: int) -> None:
         """A shard is not done, and not running any more."""
         self._running.pop(number, None)
+
+    def failed(self, number: int) -> None:
+        """A shard will not be done in this run."""
+        self._running.pop(number, None)
+        self._estimates[number] = 0
+        self._say()
 
     def _say(self) -> None:
         if self._tell is None:
@@ -173,7 +179,7 @@ def run_here(task: Task, numbers: Sequence[int], meter: Meter) -> None:
         try:
             meter.finished(number, compute(task, number, tell))
         except Exception as error:
-            meter.stopped(number)
+            meter.failed(number)
             failed[number] = error
     _require_none(failed)
 
@@ -191,6 +197,7 @@ def run_on(task: Task, numbers: Sequence[int], executor: Executor, meter: Meter)
             number = futures[future]
             if (error := future.exception()) is not None:
                 failed[number] = error
+                meter.failed(number)
             else:
                 meter.finished(number, future.result())
     except BaseException:
@@ -287,6 +294,7 @@ def run_in_processes(
                         f"its process ended {tries[number]} times; out of memory, maybe: a machine"
                         " with more is needed, or a survey with a smaller max_tokens."
                     )
+                    meter.failed(number)
         if unborn > RETRIES:
             raise SurveyError(
                 "survey: its processes end as they begin. In a script, what runs a survey stands"
@@ -336,6 +344,7 @@ def _one_pool(
                     broken = error
                 elif error is not None:
                     failed[futures[future]] = error
+                    meter.failed(futures[future])
                 else:
                     meter.finished(futures[future], future.result())
         return broken

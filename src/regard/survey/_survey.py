@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 
 SHARDS = 24  # of a small corpus, at least
 MAX_TOKENS = 1024
-USUAL = {"max_tokens": None, "column": "text", "documents": False, "threads": 1}  # not asked for
+MOST = 2**40  # of a setting
+USUAL: dict[str, Any] = {"column": "text", "documents": False, "threads": 1}
 
 
 class Survey:
@@ -52,8 +54,8 @@ class Survey:
             recordings all is read.
         shard_tokens: about how many a shard has; by default a million, or a 24th of the corpus
             where that is less.
-        column: of the text, in files of rows.
-        documents: also write the sums of every document, into ``documents/``.
+        column: of the text, in files of rows; by default ``"text"``.
+        documents: also write the sums of every document, into ``documents/``; by default not.
         threads: of the products of a model, whose last bits depend on it; by default 1.
         trust_remote_code: as in ``regard.hf.load``.
 
@@ -62,8 +64,8 @@ class Survey:
         TypeError: a value of a wrong type.
         ModuleNotFoundError: pyarrow is not installed; ``pip install "regard[survey]"`` brings it.
         ValueError: another survey is in the folder, which the error names; nothing to read, texts
-            beside recordings, or numbers below 1; without a corpus, settings that the survey in
-            the folder does not have.
+            beside recordings, an empty name, or numbers below 1 or above 2**40; without a corpus,
+            settings that the survey in the folder does not have.
 
     Example:
         >>> import regard, tempfile, pathlib
@@ -85,23 +87,32 @@ class Survey:
         corpus: str | Path | Iterable[str | Path] | None = None,
         max_tokens: int | None = None,
         shard_tokens: int | None = None,
-        column: str = "text",
-        documents: bool = False,
-        threads: int = 1,
+        column: str | None = None,
+        documents: bool | None = None,
+        threads: int | None = None,
         trust_remote_code: bool = False,
     ) -> None:
+        _require_name("folder", folder, (str, Path), "a path")
+        is_name = (str, Path, LanguageModel, NoneType)
+        _require_name("model", model, is_name, "a name, a folder or a LanguageModel")
         self.folder = Path(folder).resolve()
-        given = {"max_tokens": max_tokens, "shard_tokens": shard_tokens, "threads": threads}
-        for name, value in given.items():
+        numbers = {"max_tokens": max_tokens, "shard_tokens": shard_tokens, "threads": threads}
+        for name, value in numbers.items():
             if value is None:
                 continue
             _require_int(name, value)
             if value < 1:
                 raise ValueError(f"survey: {name} is {value}; at least 1 is needed.")
-        _require("documents", documents, bool, "True or False")
-        _require("column", column, str, "a str")
+            if value > MOST:
+                raise ValueError(
+                    f"survey: {name} is {value}; at most 2**40 is possible, more than any text has."
+                )
+        _require("documents", documents, (bool, NoneType), "True or False")
+        _require("column", column, (str, NoneType), "a str")
         max_tokens = None if max_tokens is None else int(max_tokens)  # NumPy's is no JSON
-        threads = int(threads)
+        threads = None if threads is None else int(threads)
+        asked = {"column": column, "documents": documents, "threads": threads}
+        given = {name: x for name, x in asked.items() if x is not None}
         own = Own(model) if isinstance(model, LanguageModel) else None
         self._task = Task(str(self.folder), own, trust_remote_code)
         if corpus is None:
@@ -111,14 +122,15 @@ class Survey:
                     "survey: shard_tokens has no meaning without a corpus: the survey has its"
                     " shards already. Leave it out."
                 )
-            settings = {
-                "max_tokens": max_tokens, "column": column, "documents": documents,
-                "threads": threads,
-            }  # fmt: skip
-            self._require_begun_with(settings, model)
+            if max_tokens is not None:
+                given["max_tokens"] = max_tokens
+            self._require_begun_with(given, model)
             return
-        _require("corpus", corpus, (str, Path, Iterable), "a path or a list of paths")
+        paths = "a path or a list of paths"
+        _require("corpus", corpus, (str, Path, Iterable), paths)
         named = [corpus] if isinstance(corpus, (str, Path)) else [*corpus]
+        for path in named:
+            _require("corpus", path, (str, Path), paths)
         files, left_out = found_files(named, self.folder)
         name = _name_of(model, files)
         most, facts = max_tokens or MAX_TOKENS, {"name": name}
@@ -133,16 +145,18 @@ class Survey:
                     stacklevel=2,
                 )
             facts |= dict(zip(("weights", "tokenizer"), reader.sha256))
-        asked = Manifest(
-            versions=versions(*(() if name == NO_MODEL or own or is_own(name) else HF)),
-            model=facts,
-            settings={
-                "max_tokens": most, "rest": REST, "every": spacing(most), "column": column,
-                "documents": documents, "threads": threads,
-            },
-            shards=tuple(map(tuple, cut(files, left_out, column, most, shard_tokens, SHARDS))),
-        )  # fmt: skip
-        self.manifest = self._begin(asked)
+        settings: dict[str, Any] = {
+            "max_tokens": most, "rest": REST, "every": spacing(most), **USUAL, **given,
+        }  # fmt: skip
+        shards = cut(files, left_out, settings["column"], most, shard_tokens, SHARDS)
+        self.manifest = self._begin(
+            Manifest(
+                versions=versions(*(() if name == NO_MODEL or own or is_own(name) else HF)),
+                model=facts,
+                settings=settings,
+                shards=tuple(map(tuple, shards)),
+            )
+        )
 
     def _begin(self, asked: Manifest) -> Manifest:
         """The manifest of the folder, after it was written or compared."""
@@ -160,10 +174,10 @@ class Survey:
     ) -> None:
         """Raises where a survey that is opened has not the settings or the model asked for."""
         found = {"model": self.manifest.model["name"], **self.manifest.settings}
-        given = {name: x for name, x in settings.items() if x != USUAL[name]}
+        asked = {**settings}
         if model is not None and not isinstance(model, LanguageModel):
-            given["model"] = _name_of(model, [])
-        for name, x in given.items():
+            asked["model"] = _name_of(model, [])
+        for name, x in asked.items():
             if x != found[name]:
                 raise ValueError(
                     f"survey: {self.folder} has another survey: it has {name} {found[name]}, and"
@@ -362,6 +376,12 @@ def _require(name: str, value: object, types: Any, needed: str) -> None:
         raise TypeError(f"survey: {name} is {a_type(value)}; {needed} is needed.")
 
 
+def _require_name(name: str, value: object, types: Any, needed: str) -> None:
+    _require(name, value, types, needed)
+    if isinstance(value, str) and not value.strip():
+        raise ValueError(f"survey: {name} is an empty name; {needed} is needed.")
+
+
 def _require_int(name: str, value: object) -> None:
     if isinstance(value, bool):
         raise TypeError(f"survey: {name} is a bool; an int is needed.")
@@ -400,7 +420,7 @@ def _name_of(model: str | Path | LanguageModel | None, files: list[Path]) -> str
         return NO_MODEL
     if isinstance(model, LanguageModel):
         return model.name or "a model without a name"
-    name = str(model or BUILTIN)
+    name = BUILTIN if model is None else str(model)
     return str(Path(name).resolve()) if Path(name).is_dir() and name != BUILTIN else name
 
 

@@ -130,8 +130,8 @@ class Collected:
 
     def stop(self) -> None:
         """Ends the worker; what it has read stays."""
-        self._stopped.set()
         with self._lock:  # in which it is made and started
+            self._stopped.set()
             worker = self._worker
         if worker is not None and worker is not threading.current_thread():
             worker.join()

@@ -1,6 +1,6 @@
 // The selection on the page, and the address that follows it.
 
-import { ENDS, usualScale } from "../drawing/colours.js";
+import { colourRange, isEnd, usualScale } from "../drawing/colours.js";
 import { KIND_NAMES } from "./kinds.js";
 import { countIn, isIn, partsOf, partsText, placesOfNumbers } from "./several.js";
 
@@ -57,7 +57,7 @@ const DEFAULTS = {
   unit: "", // "token" or "word"; by itself words in short texts
   sums: "", // or "shown": of rows and columns, beside the map
   side: "to", // what the query attends to; "by": what the key is attended by
-  low: null, // the range of colours, where it was edited, its ends within ENDS; see Range
+  low: null, // the range of colours, where it was edited, its ends as isEnd allows; see Range
   high: null,
   span: null, // the same of a difference, or of effects: colours reach from −span to span
   compare: "", // "side" or "difference": with
@@ -393,8 +393,16 @@ export class Selection extends EventTarget {
       const field = /** @type {keyof typeof CHOICES} */ (name);
       if (!known.includes(this[field])) Object.assign(this, { [field]: DEFAULTS[field] });
     }
-    if (!isEnd(this.low)) this.low = null;
-    if (!isEnd(this.high)) this.high = null;
+    this.#mendEnds();
+  }
+
+  // The ends of the colours, the smaller one first; none where they are one.
+  #mendEnds() {
+    if (this.low !== null && !isEnd(this.low)) this.low = null;
+    if (this.high !== null && !isEnd(this.high)) this.high = null;
+    const { low, high } = colourRange(this);
+    if (low === high) Object.assign(this, { low: null, high: null });
+    if (low > high) Object.assign(this, { low: high, high: low });
   }
 
   // Several queries, and several heads, are at least two, the chosen one among them; one of each is
@@ -432,12 +440,6 @@ export class Selection extends EventTarget {
  */
 function inside(n, count) {
   return Math.max(0, Math.min(Math.round(n) || 0, count - 1));
-}
-
-/** @param {number | null} end */
-function isEnd(end) {
-  const [least, most] = ENDS;
-  return end === null || (least <= end && end <= most);
 }
 
 const NAMES = /** @type {(keyof Fields)[]} */ (Object.keys(DEFAULTS));

@@ -178,14 +178,19 @@ export function hatchPixels(dark) {
   return [packed(...ground), packed(...stripe)];
 }
 
+/** @param {number} end */
+export function isEnd(end) {
+  return ENDS[0] <= end && end <= ENDS[1];
+}
+
 /**
  * @param {Scaled} selection
  * @returns {Range}
  */
 export function colourRange(selection) {
   const [least, most] = RANGES[selection.usedScale];
-  const [low, high] = [selection.low ?? least, selection.high ?? most];
-  return { low, high: high > low ? high : low + 1, linear: selection.usedScale === "linear" };
+  const { low, high } = selection;
+  return { low: low ?? least, high: high ?? most, linear: selection.usedScale === "linear" };
 }
 
 /**

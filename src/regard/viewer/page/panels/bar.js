@@ -4,6 +4,7 @@ import { KINDS, kindWords } from "../data/kinds.js";
 import {
   colourRange,
   ENTRIES,
+  isEnd,
   pixelTable,
   RANGES,
   signedRange,
@@ -30,15 +31,28 @@ export function isSigned({ compare, otherWhere, effect }) {
  * @param {Context} context
  * @param {HeadMapView} map
  */
-export function makeColourBar({ selection, ended }, map) {
+export function makeColourBar({ selection, ended, say }, map) {
   const canvas = make("canvas", { width: ENTRIES, height: 1, role: "img" });
+  const refuse = (/** @type {string} */ words) => {
+    show();
+    say(words);
+  };
   const set = (/** @type {"low" | "high"} */ end) => (/** @type {number | null} */ shown) => {
-    const value = shown === null ? null : endOf(shown, selection.usedScale);
+    const { usedScale } = selection;
+    const value = shown === null ? null : endOf(shown, usedScale);
+    if (shown !== null && value === null) return refuse(noEndText(shown));
+    const { low, high } = colourRange(selection);
+    if (value === (end === "low" ? high : low))
+      return refuse(`${shown} ${UNITS[usedScale]} is the other end of the colours`);
     selection.set({ [end]: value });
+    if (value !== null && selection[end] !== value) say("both ends changed places");
   };
   const low = rangeInput("Faintest colour", set("low"));
   const high = rangeInput("Strongest colour", set("high"));
-  const span = rangeInput(OF_DIFFERENCE, (span) => selection.set({ span }));
+  const span = rangeInput(OF_DIFFERENCE, (shown) => {
+    if (shown !== null && shown <= 0) refuse(noEndText(shown));
+    else selection.set({ span: shown && shown / spanUnit(selection) });
+  });
   const fit = make("button", { type: "button", class: "regard-button", text: "auto range" });
   fit.title = "Fit the colours to the values on the map; they never change by themselves";
   fit.addEventListener("click", () => map.fitRange());
@@ -48,7 +62,8 @@ export function makeColourBar({ selection, ended }, map) {
   const ends = [low, high].map((input, n) =>
     make("label", { class: "regard-colours-end" }, input, units[n]),
   );
-  const sides = make("label", { class: "regard-colours-span" }, "±", span);
+  const spanned = make("span");
+  const sides = make("label", { class: "regard-colours-span" }, "±", span, spanned);
   const signs = [
     make("span", { class: "regard-end-word" }),
     make("span", { class: "regard-end-word" }),
@@ -76,7 +91,8 @@ export function makeColourBar({ selection, ended }, map) {
     tell(low, faintest);
     tell(high, strongest);
     for (const unit of units) unit.textContent = UNITS[selection.usedScale];
-    tell(span, String(signedRange(selection).span));
+    tell(span, String(shownSpan(selection)));
+    spanned.textContent = selection.effect ? "" : "%";
     const words = selection.effect && KINDS[selection.effect];
     span.setAttribute(
       "aria-label",
@@ -118,9 +134,27 @@ function shownEnd(end, scale) {
  * @param {Scale} scale
  */
 function endOf(shown, scale) {
-  if (scale === "linear") return shown / 100;
-  const end = Math.log10(scale === "log" ? shown / 100 : shown);
-  return Number.isFinite(end) ? Number(end.toPrecision(6)) : null;
+  const power = Number(Math.log10(scale === "log" ? shown / 100 : shown).toPrecision(6));
+  const end = scale === "linear" ? shown / 100 : power;
+  return isEnd(end) ? end : null;
+}
+
+/** @param {number} shown */
+function noEndText(shown) {
+  return `${shown} is no end of these colours`;
+}
+
+/**
+ * What a difference of 1 is as people read it: per cent. Effects have no unit.
+ * @param {Selection} selection
+ */
+function spanUnit({ effect }) {
+  return effect ? 1 : 100;
+}
+
+/** @param {Selection} selection */
+function shownSpan(selection) {
+  return Number((spanUnit(selection) * signedRange(selection).span).toPrecision(6));
 }
 
 /** @type {WeakSet<HTMLInputElement>} */
@@ -177,7 +211,8 @@ export function barText(selection, signed) {
     return `${kindWords(effect)} ±${stepText(span)}, ${scale}`;
   }
   if (signed) {
-    return `blue: ${span} less, red: ${span} more`;
+    const end = `${shownSpan(selection)} %`;
+    return `blue: ${end} less, red: ${end} more`;
   }
   const { usedScale } = selection;
   const { low, high } = colourRange(selection);
@@ -204,7 +239,7 @@ export function barTicks(selection, signed) {
   const { low, high, linear } = signed
     ? { low: -span, high: span, linear: true }
     : colourRange(selection);
-  const unit = linear && !signed ? 100 : 1;
+  const unit = signed ? spanUnit(selection) : linear ? 100 : 1;
   const step = linear ? niceStep((unit * (high - low)) / (MOST_TICKS - 1)) : decadeStep(high - low);
   let ticks = [];
   for (
@@ -266,7 +301,7 @@ function decadeStep(decades) {
  */
 export function barLabel({ usedScale, effect }, signed) {
   if (effect) return `effect (${effect})`;
-  if (signed) return "difference of the weights";
+  if (signed) return "difference of the weights, %";
   return usedScale === "uniform" ? "weight, times uniform" : "weight, %";
 }
 

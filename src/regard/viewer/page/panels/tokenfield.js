@@ -15,6 +15,7 @@ import { lineStep, make, modifiersOf, nextInLine, showInside } from "../drawing/
 
 /** @type {{[key: string]: number | undefined}} */
 const ARROW_STEPS = { ArrowLeft: -1, ArrowRight: 1 };
+const SPECIAL = /^(<[^<>]+>|\[[^[\]]+\])$/; // <bos>, [CLS]
 
 // `scroller`: what is scrolled to show a token.
 export class TokenField {
@@ -71,6 +72,7 @@ export class TokenField {
     const inner = make("span", { class: "regard-word", text: word || space });
     node.append(gap + (word ? space : ""), inner);
     if (!shown.trim()) node.setAttribute("aria-label", text.label(place, 8)); // white space has no name
+    if (SPECIAL.test(word)) node.dir = "ltr"; // and the direction of the text is that of the others
     node.dataset.place = String(place);
     node.classList.toggle("regard-written", boundary !== null && place >= boundary);
     node.classList.toggle("regard-boundary", boundary !== null && place === boundary);
@@ -191,7 +193,8 @@ export class TokenField {
    * @param {number} place
    */
   #walk(event, place) {
-    const step = ARROW_STEPS[event.key];
+    const turn = getComputedStyle(this.element).direction === "rtl" ? -1 : 1;
+    const step = turn * (ARROW_STEPS[event.key] ?? 0);
     const line = lineStep(event.key);
     const last = this.nodes.length - 1;
     let to = event.key === "Home" ? 0 : event.key === "End" ? last : undefined;
