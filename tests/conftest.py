@@ -74,6 +74,11 @@ def pytest_collection_modifyitems(config, items):
         interpreter.hasten()
 
 
+def pytest_make_parametrize_id(config, val, argname):
+    """Calls a long text by its beginning: processes inherit the name of a test, up to 128 KiB."""
+    return ascii(val[:60]) if isinstance(val, str | bytes) and len(val) > 400 else None
+
+
 # Groups whose tests take longest, those with the longest first: at the end of a run nothing is left
 # that would keep one worker busy while the others wait.
 FIRST = ("interpreted calls", "tiles", "stored cases", "instruction sets", "survey", "install",

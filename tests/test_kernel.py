@@ -267,11 +267,27 @@ FORKS = (
     "    os._exit(0 if np.array_equal(a, b) else 1)\n"
     "raise SystemExit(os.waitstatus_to_exitcode(os.wait()[1]))"
 )
-AFTER_TORCH = {  # what runs in a process that has loaded torch, and nothing else
+WORKERS = """
+import torch, regard
+class Attended(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, i):
+        x = torch.full((4, 300, 16), float(i))
+        return regard.attention(x, x, x, backend="kernel")
+loader = torch.utils.data.DataLoader(
+    Attended(), num_workers=2, multiprocessing_context="fork", timeout=300
+)
+raise SystemExit([float(x[0, 0, 0, 0]) for x in loader] != [0, 1, 2, 3])
+"""
+# What runs in a process that has loaded torch, and nothing else: a fork of one with threads, as a
+# test's may have, could wait for ever for what another thread held.
+AFTER_TORCH = {
     "forks": FORKED["torch"] + FORKS,
     "loads the kernels in a fork": FORKED["torch"].replace("regard, ", "") + "if os.fork() == 0:\n"
     "    import regard; regard.attention(x, x, x, backend='kernel'); os._exit(0)\n"
     "raise SystemExit(os.waitstatus_to_exitcode(os.wait()[1]))",
+    "loads data by workers": WORKERS,
 }
 RUN_AFTER_TORCH = """
 import os, sys, traceback
@@ -301,7 +317,7 @@ def test_a_forked_process_computes_too():
     assert run("-W", "ignore", "-c", FORKED["numpy"] + FORKS).returncode == 0
 
 
-@pytest.mark.xdist_group("after torch")  # one process that loads torch serves both
+@pytest.mark.xdist_group("after torch")  # one process that loads torch serves all
 @pytest.mark.parametrize("how", AFTER_TORCH)
 def test_a_forked_process_computes_too_where_torch_is_loaded(how):
     ended, error = ended_after_torch()
@@ -322,21 +338,6 @@ def test_beside_torch_it_works_on_the_threads_that_torch_has():
     )
     found = run("-c", code)
     assert found.returncode == 0, found.stderr
-
-
-class Attended(torch.utils.data.Dataset):
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, i):
-        x = torch.full((4, 300, 16), float(i))
-        return regard.attention(x, x, x, backend="kernel")
-
-
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on a single core
-def test_workers_of_a_data_loader_compute_too():
-    loader = torch.utils.data.DataLoader(Attended(), num_workers=2)
-    assert [float(x[0, 0, 0, 0]) for x in loader] == [0, 1, 2, 3]
 
 
 def test_a_visible_nan_comes_through_even_with_a_weight_of_zero():
