@@ -147,6 +147,8 @@ def pytest_xdist_make_scheduler(config, log):
 
         def _reschedule(self, node):
             """A process begins its last test when it has another, or is to end."""
+            if node not in self.registered_collections:  # it collects yet
+                return
             super()._reschedule(node)
             while (
                 self.workqueue

@@ -1,5 +1,6 @@
 """What the page shows while it waits, where there is nothing, and when nobody responds."""
 
+import contextlib
 import json
 
 import numpy as np
@@ -106,9 +107,13 @@ def test_all_that_was_not_read_is_read_once_the_server_responds_again(serve, ope
     page = open_page(f"{serve(spoken())}#L0H1&query=6&key=3")
     is_chosen(page, 6, 3)
     page.wait_for_selector(".regard-pairs button")
-    for path in ("row", "tile"):
-        page.route(f"**/data/{path}?*", lambda route: route.abort(), times=1)
-    page.keyboard.press("]")
+    with contextlib.ExitStack() as failures:
+        for path in ("/data/row?", "/data/tile?"):
+            page.route(f"**{path}*", lambda route: route.abort(), times=1)
+            failures.enter_context(
+                page.expect_console_message(lambda said, path=path: path in said.location["url"])
+            )
+        page.keyboard.press("]")
     page.wait_for_selector(".regard-pairs button")
     assert is_chosen(page, 6, 3).startswith("L0H2 · query 6 ")
     page.wait_for_selector(WAITING, state="hidden")
