@@ -133,12 +133,13 @@ def pytest_xdist_make_scheduler(config, log):
             return f"{file} {number // TOGETHER}"
 
         def remove_node(self, node):
-            """What crashed its process is not tried again, as xdist would; others go on."""
+            """A test that ended its process is not run again, as by xdist; those behind it are."""
             units = self.assigned_work.pop(node)
-            left = ((unit, test) for unit in units.values() for test in unit if not unit[test])
-            unit, crashed = next(left, (None, None))
-            if crashed:
-                unit[crashed] = True
+            left = [(unit, test) for unit in units.values() for test in unit if not unit[test]]
+            if not left:
+                return None
+            unit, crashed = left[0]
+            unit[crashed] = True
             again = {name: unit for name, unit in units.items() if not all(unit.values())}
             self.workqueue.update(again)
             for other in self.nodes:
@@ -146,8 +147,8 @@ def pytest_xdist_make_scheduler(config, log):
             return crashed
 
         def _reschedule(self, node):
-            """A process begins its last test when it has another, or is to end."""
-            if node not in self.registered_collections:  # it collects yet
+            """Gives a process two tests: it begins one when it has the next, or is to end."""
+            if node not in self.registered_collections:  # it still collects
                 return
             super()._reschedule(node)
             while (

@@ -3,6 +3,7 @@
 import base64
 import math
 import re
+from pathlib import Path
 from posixpath import join, normpath
 
 import numpy as np
@@ -14,6 +15,7 @@ from regard.viewer._bundle import IMPORT, SHEETS, BundleError, bundle, page_path
 from regard.viewer.export import export
 from viewer.pages import share
 
+ROOT = Path(__file__).parents[2]
 MODEL = "</title><script>window.run = 5</script>"
 PANELS = {
     "readout": "[role=status]",
@@ -251,6 +253,12 @@ class TestFile:
         assert sizes[2] - sizes[1] == pytest.approx(2 * (sizes[1] - sizes[0]), rel=0.05)
         held = 2000 * 8 * (4 + 2 + 2) * 4
         assert (sizes[2] - sizes[1]) / held < 1.25  # base64 of 0.83 of it, and the tokens
+
+    def test_without_its_numbers_it_has_the_size_that_the_docs_say(self, tmp_path):
+        recording(1, layers=1).export(tmp_path / "page.html")
+        text = (ROOT / "docs" / "viewer-export.md").read_text(encoding="utf-8")
+        said = int(re.search(r"Style and script, about (\d+) kB", text)[1])
+        assert (tmp_path / "page.html").stat().st_size / 1e3 == pytest.approx(said, abs=10)
 
     def test_above_the_limit_it_says_what_was_found_and_the_way_out(self, tmp_path):
         found = recording(2000, layers=3)

@@ -115,8 +115,8 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 @contextlib.contextmanager
-def as_ever() -> Iterator[None]:
-    """Computes on the CPU, with gradients and not rounded, whatever the caller computes in."""
+def default_modes() -> Iterator[None]:
+    """Torch's modes by default, whatever those of the caller: on the CPU, with gradients, exact."""
     with (
         torch.inference_mode(False),
         torch.enable_grad(),
@@ -139,7 +139,7 @@ def gradients(
         outputs.append(output if output.requires_grad else output.requires_grad_())
         return output
 
-    with as_ever(), watching.watched(lambda *call: keep):
+    with default_modes(), watching.watched(lambda *call: keep):
         decoder = Decoder.of(model).requires_grad_(False)
         hidden = decoder.hidden(torch.tensor(list(ids[:position])))
         logits = F.linear(hidden[-1:], decoder.embedding.weight)

@@ -27,7 +27,7 @@ with needed_by("Training a model"):
     import torch
     from safetensors.torch import save
 
-    from regard.lm.decoder import Decoder, as_ever
+    from regard.lm.decoder import Decoder, default_modes
     from regard.lm.muon import Muon
 
 RUN, TOKENIZER, CHECKPOINT = "run.json", "tokenizer.json", "checkpoint.safetensors"
@@ -321,7 +321,7 @@ def _new_decoder(config: Config, seed: int) -> Decoder:
 class _Run:
     """Model, optimizers and losses so far: everything that the next step depends on."""
 
-    @as_ever()
+    @default_modes()
     def __init__(self, settings: Settings, vocab_size: int) -> None:
         config = settings.config(vocab_size)
         _require_memory(settings, config)
@@ -335,7 +335,7 @@ class _Run:
             (torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0), settings.adam_rate),
         ]
 
-    @as_ever()
+    @default_modes()
     def step(self, batches: Batches) -> None:
         """One optimizer step, on the batch of its number."""
         step = len(self.losses)
@@ -363,7 +363,7 @@ class _Run:
         metadata = {"losses": json.dumps(self.losses)}
         _write(path, save(self._tensors(), metadata))
 
-    @as_ever()
+    @default_modes()
     def load(self, path: Path) -> None:
         """Loads the checkpoint, if there is one."""
         if not path.exists():

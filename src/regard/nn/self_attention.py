@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Names of the projections of single-head attention: here, and in two common tutorials.
 _NAMES = (("query", "key", "value"), ("W_query", "W_key", "W_value"), ("Q", "K", "V"))
-# Under which modules have the number of their heads.
+# Attributes in which modules keep the number of their heads.
 _COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 
 

@@ -203,7 +203,7 @@ class Layer(Generic[ArrayT]):
         self._options, self.statistics = Options(options), None
 
     def _check_names(self) -> None:
-        """Checks its name and numbers, which may have been assigned to it since it was made."""
+        """Checks name and numbers, which may be assigned at any time, and makes tuples of lists."""
         if not isinstance(self.name, str):
             raise TypeError(f"Layer: name is {type(self.name).__name__}; it must be a str.")
         self.number = None if self.number is None else _natural("number", self.number)
