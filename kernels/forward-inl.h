@@ -20,13 +20,22 @@ static void multiply_values(const Problem& p, ForwardMemory<E>& m, const KeyTile
     return multiply_now<E, true>(product_with_values(p, m, tile, m.weights), m.rows.vectors);
 #endif
   const Matrix v = values_of(p, m, tile);
+  const bool panels = in_panels(m, tile);
   for (int c = 0; c < tile.tile_mask.spans; ++c) {
     const TileMask::Span& span = tile.tile_mask.span[c];
     const int first = span.from * E::lanes, begin = span.begin / E::pack;
-    multiply<typename E::Op, true, Epilogue::add>(
-        span.to - span.from, m.weights + begin * E::rows + first, E::rows,
-        (const char*)v.data + begin * v.stride, v.stride, E::words(span.end - span.begin), p.Dv,
-        m.state.out + first, E::rows, nullptr, prefetcher);
+    const auto add_columns = [&](int64_t d, int64_t columns, const char* values, int64_t stride) {
+      multiply<typename E::Op, true, Epilogue::add>(
+          span.to - span.from, m.weights + begin * E::rows + first, E::rows,
+          values + begin * stride, stride, E::words(span.end - span.begin), columns,
+          m.state.out + d * E::rows + first, E::rows, nullptr, prefetcher);
+    };
+    if (!panels) add_columns(0, p.Dv, (const char*)v.data, v.stride);
+    for (int64_t d = 0; panels && d < p.Dv; d += kPanel) {
+      const int64_t columns = p.Dv - d < kPanel ? p.Dv - d : kPanel;
+      constexpr int64_t size = sizeof(typename E::Word);
+      add_columns(d, columns, (const char*)v.data + d * E::keys * size, columns * size);
+    }
   }
 }
 

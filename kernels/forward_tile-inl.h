@@ -35,26 +35,35 @@ static int64_t tiles_per_task(const Forward& f) {
   return most;
 }
 
+// Packed values whose words are single numbers lie in panels, [keys of a tile][columns], with the
+// columns of a few register blocks: a cache line that one of these reads is there for the next.
+constexpr int64_t kPanel = 4 * kRows;
+
 // Keys and values that are packed before they are multiplied, once for all tiles of queries of a
 // head that a thread takes one after another: where words cannot be read in place, and where rows
 // lie apart, as those of a head between other heads: they fall into few sets of the caches, each
-// into a page of its own.
+// into a page of its own. So do the values of a column where rows are multiples of 512 bytes:
+// packing them takes as long as it spares in some ten tiles of queries.
 template <class E>
 struct PackedKV {
   typedef typename E::Word Word;
   static constexpr int64_t kMost = 4 << 20;  // bytes of a thread
+  static constexpr int64_t kTilesOfPanels = 16;
   struct Range {
     int64_t head, low, high;
   };
   Range* held;             // which keys are packed; zeros, none, when the thread begins
   Word* keys = nullptr;    // [high - low][words(D)], or null
-  Word* values = nullptr;  // [words(high - low)][Dv], or null
+  Word* values = nullptr;  // panels, or [words(high - low)][Dv]; or null
 
   PackedKV(const Forward& f, Scratch& scratch) {
     const Problem& p = *f.problem;
     const int64_t key_words = are_packed(p.key, p.D) ? p.Lk * E::row_words(p.D) : 0;
-    const int64_t value_words =
-        are_packed(p.value, p.Dv) || E::pack > 1 ? pair_words<E>(p.Lk, p.Dv) : 0;
+    const bool in_few_sets =
+        p.value.strides[2] % 512 == 0 && row_tiles_of<E>(p) >= kTilesOfPanels * f.threads;
+    const bool packs_values = E::pack > 1 || are_packed(p.value, p.Dv) || in_few_sets;
+    const int64_t whole_tiles = (p.Lk + E::keys - 1) / E::keys * E::keys;
+    const int64_t value_words = packs_values ? pair_words<E>(whole_tiles, p.Dv) : 0;
     held = scratch.take<Range>(1);  // first: these bytes of a thread's scratch stay
     if (row_tiles_of<E>(p) < 2 || (key_words + value_words) * int64_t(sizeof(Word)) > kMost) return;
     if (key_words) keys = scratch.take<Word>(key_words);
@@ -69,7 +78,7 @@ struct PackedKV {
 
   // Packs those keys from `from` to `to` that are missing.
   void add(const Problem& p, int64_t b, int64_t kv, int64_t from, int64_t to) const {
-    from -= from % E::block;
+    from -= from % E::keys;
     if (to % E::block) to = to / E::block * E::block + E::block;
     if (to > p.Lk) to = p.Lk;
     const int64_t head = b * p.Hkv + kv;
@@ -79,19 +88,38 @@ struct PackedKV {
     if (keys)
       pack_rows<E>(p.key.at(b, kv, high), p.key.strides[2], n, p.D,
                    keys + count * E::row_words(p.D));
-    if (values)
-      pack_values<E>(p.value.at(b, kv, high), p.value.strides[2], n, p.Dv,
-                     values + pair_words<E>(count, p.Dv));
+    if (values) add_values(p, p.value.at(b, kv, high), count, n);
     held->high = to;
+  }
+
+  // Packs n values behind those that are packed.
+  void add_values(const Problem& p, const char* value, int64_t count, int64_t n) const {
+    const int64_t stride = p.value.strides[2], size = sizeof(typename E::Bits);
+    if constexpr (E::pack > 1) {
+      pack_values<E>(value, stride, n, p.Dv, values + pair_words<E>(count, p.Dv));
+      return;
+    }
+    for (int64_t done = 0, some; done < n; done += some) {
+      const int64_t row = (count + done) % E::keys;
+      some = n - done < E::keys - row ? n - done : E::keys - row;
+      Word* const tile = values + (count + done - row) * p.Dv;
+      for (int64_t d = 0; d < p.Dv; d += kPanel) {
+        const int64_t columns = p.Dv - d < kPanel ? p.Dv - d : kPanel;
+        pack_rows<E>(value + done * stride + d * size, stride, some, columns,
+                     tile + d * E::keys + row * columns);
+      }
+    }
   }
 };
 
-// Keys and values of a head that L2 is likely to hold beside the rest: those of half a megabyte.
+// Keys and values of a head that L2 is likely to hold beside the rest: those of half of it, and of
+// at most half a megabyte.
 template <class E>
 static int64_t cached_keys(const Problem& p) {
   const int64_t numbers = p.D + p.Dv > 0 ? p.D + p.Dv : 1;
   const int64_t bytes = numbers * int64_t(sizeof(typename E::Bits));
-  const int64_t keys = (512 << 10) / bytes / E::keys * E::keys;
+  const int64_t half = level2_bytes() / 2, most = half < 512 << 10 ? half : 512 << 10;
+  const int64_t keys = most / bytes / E::keys * E::keys;
   return keys > E::keys ? keys : E::keys;
 }
 
@@ -327,16 +355,23 @@ static Matrix keys_of(const Problem& p, const ForwardMemory<E>& m, const KeyTile
           words * int64_t(sizeof(typename E::Word))};
 }
 
-// The values of a tile, likewise; two rows of numbers are one of pairs.
+// Whether the values of a tile lie in panels.
+template <class E>
+static bool in_panels(const ForwardMemory<E>& m, const KeyTile& tile) {
+  return E::pack == 1 && tile.packed && m.packed.values;
+}
+
+// The values of a tile, likewise; two rows of numbers are one of pairs. Where they lie in panels,
+// the memory of these.
 template <class E>
 static Matrix values_of(const Problem& p, const ForwardMemory<E>& m, const KeyTile& tile) {
   const char* const value = p.value.at(m.rows.b, tile.kv, tile.j0);
   const int64_t stride = p.value.strides[2];
+  if (tile.packed && m.packed.values)
+    return {m.packed.values + pair_words<E>(tile.j0 - m.packed.held->low, p.Dv),
+            (E::tiles ? E::lanes : p.Dv) * int64_t(sizeof(typename E::Word))};
   if (E::pack == 1 && !PackedKV<E>::are_packed(p.value, p.Dv)) return {value, stride};
-  if (!tile.packed || !m.packed.values)
-    return pack_values<E>(value, stride, tile.keys, p.Dv, m.values);
-  return {m.packed.values + pair_words<E>(tile.j0 - m.packed.held->low, p.Dv),
-          (E::tiles ? E::lanes : p.Dv) * int64_t(sizeof(typename E::Word))};
+  return pack_values<E>(value, stride, tile.keys, p.Dv, m.values);
 }
 
 // Calls `some(v, low, high, V)` for the visible keys of a tile and V vectors from v on: for all of

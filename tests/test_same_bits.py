@@ -1,5 +1,7 @@
 """Looking changes no number: the output has the same bits in every way of asking for it."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -158,3 +160,33 @@ def test_heads_whose_tiles_wait_together_have_the_bits_of_each_alone(dtype, opti
     near = 0.02 if dtype == "bfloat16" else 1e-5
     found = whole.chunk(5, 1)[2]
     torch.testing.assert_close(found, expected, atol=near, rtol=near, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (150, 70)}], ids=str)
+@pytest.mark.parametrize(("numbers", "heads_first"), [(128, True), (384, True), (70, False)])
+def test_values_that_are_packed_in_panels_have_the_bits_of_those_in_place(
+    dtype, options, numbers, heads_first
+):
+    # So many queries that packing is worth it: of rows of multiples of 512 bytes, and of others
+    # that lie apart.
+    torch.manual_seed(4)
+    randn = functools.partial(torch.randn, dtype=torch.float64)
+    query, key = randn(1, 4, 430, 16), randn(1, 2, 900, 16)
+    shape = (1, 2, 900, numbers) if heads_first else (1, 900, 2, numbers)
+    value = randn(shape) if heads_first else randn(shape).transpose(1, 2)
+    value[:, 1, 850] = torch.nan  # which some do not see
+    query, key, value = (x.to(getattr(torch, dtype)) for x in (query, key, value))
+    before = regard.get_num_threads()
+    found = []
+    try:
+        for threads, rows in ((1, value), (16, value.contiguous())):  # many take few tiles each
+            regard.set_num_threads(threads)
+            found.append(regard.attention(query, key, rows, **options))
+    finally:
+        regard.set_num_threads(before)
+    assert torch.equal(*(x.nan_to_num(7) for x in found))
+    exact = (x.double() for x in (query, key, value))
+    expected = regard.attention(*exact, backend="reference", **options).to(query.dtype)
+    near = {"bfloat16": 0.02, "float16": 4e-3}.get(dtype, 1e-5)
+    torch.testing.assert_close(found[0], expected, atol=near, rtol=near, equal_nan=True)
