@@ -5,7 +5,6 @@ import functools
 import json
 import pickle
 import re
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from definition import define, visible_pairs
 from recordings import numbers
 from regard import AttentionWeights
 from strategies import calls
+from traced import peak_bytes
 from ways import NAMED, Way, by_ways
 
 B, Hq, Hkv, Lq, Lk, D, Dv = 2, 4, 2, 23, 26, 8, 5
@@ -399,11 +399,7 @@ def test_memory_is_linear():
     q, k, v, g = (numbers(1, T, 8, dtype=np.float32, seed=n) for n in range(4))
     effects = AttentionWeights(q, k, causal=True).effects(v, g)
     effects[0, 5]
-    tracemalloc.start()
-    effects.strongest(5)
-    effects.pool((16, 16))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    peak = peak_bytes(lambda: (effects.strongest(5), effects.pool((16, 16))))
     assert peak < 4 * T * T, "the matrix itself would be as large"
 
 

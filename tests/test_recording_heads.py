@@ -1,6 +1,5 @@
 """recording.heads(): what every head does, by number, without a matrix of all weights."""
 
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -9,6 +8,7 @@ import torch
 from recordings import TOKENS, layer, numbers
 from regard.heads import HeadScores, head_scores
 from regard.recording import Layer, Recording
+from traced import peak_bytes
 
 
 def test_means_are_those_of_the_whole_weights():
@@ -110,12 +110,8 @@ def test_tensors_are_scored_as_arrays_are():
 def test_memory_is_that_of_a_block():
     x = numbers(4, 3000, 8)
     recording = Recording([""] * 3000, [Layer(x, x, causal=True)])
-    tracemalloc.start()
-    found = recording.heads(queries=3000)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert found.queries == 3000
-    assert peak < 30e6  # all weights would take 144 MB
+    assert recording.heads(queries=3000).queries == 3000
+    assert peak_bytes(lambda: recording.heads(queries=3000)) < 30e6  # all weights would take 144 MB
 
 
 def test_what_cannot_be_scored_is_said():

@@ -1,6 +1,5 @@
 """Words: which pieces make one, and weights by words against the sums of those of pieces."""
 
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ from regard._base.words import (
     word_starts,
 )
 from regard.recording import Layer, Recording, Words, WordWeights
+from traced import peak_bytes
 
 TEXTS = {
     "a word goes on until white space": ["<bos>", "The", " an", "im", "al", " sat"],
@@ -190,11 +190,7 @@ def test_a_long_text_takes_memory_for_a_block():
     tokens = [" a" if n % 2 else "b" for n in range(count)]
     recording = Recording(tokens, [Layer(x, x, causal=True)])
     words = recording.in_words().weights[0].head(0)
-    tracemalloc.start()
-    words.strongest(9)
-    words.pool((32, 32))
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+    peak = peak_bytes(lambda: (words.strongest(9), words.pool((32, 32))))
     assert peak < 60e6  # all of them would take 144 MB, and 36 in words
 
 

@@ -429,8 +429,9 @@ def test_a_file_that_would_be_too_large_is_refused(regard, model, tmp_path, monk
     assert (result.code, result.err) == (2, "regard: export: too large. Choose a layer.\n")
 
 
-def test_a_folder_that_is_missing_is_said(regard, model, tmp_path):
-    path = tmp_path / "missing" / "a.html"
-    result = regard("view", "import os", "--model", model, "--export", path)
+@pytest.mark.parametrize("name", ["a.html", "a.png"])
+def test_a_folder_that_is_missing_is_said_before_the_model_is_read(regard, tmp_path, name):
+    path = tmp_path / "missing" / name
+    result = regard("view", "import os", "--model", tmp_path / "none", "--export", path)
     assert result.code == 1
     assert "No such file or directory" in result.err

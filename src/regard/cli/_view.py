@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from regard._base.files import check_ending
+from regard._base.files import check_ending, check_place
 from regard.cli._errors import CommandError, InputError, one_line, reading, writing
 from regard.cli._heads import choose_place
 from regard.cli._screen import busy, remark, say
@@ -87,6 +87,9 @@ def view(argument: str | None, options: ViewOptions) -> None:
     if not options.is_text and sources.count(STDIN) > 1:
         raise InputError("standard input can be read once; give the other text as a file.")
     _check_export(options)
+    if options.export is not None:
+        with writing():
+            check_place(options.export)
     names = [_name(source, options.is_text) for source in sources]
     if options.other is None and options.export is None and options.explain is None:
         _open(read_source(argument, options.is_text, "view"), names[0], options)
