@@ -840,6 +840,8 @@ def test_numbers_and_names_of_layers():
     ]  # fmt: skip
     assert group_names(["m.text.encoder.*.a", "m.vision.encoder.*.a"]) == ["text", "vision"]
     assert group_names(["a.*", "a.*"]) == ["a.*", "a.* 2"]
+    assert group_names(["a.*"] * 4) == ["a.*", "a.* 2", "a.* 3", "a.* 4"]
+    assert len({*group_names(["b.*", "a.*", "a.*", "a.* 2", "a.* 2"])}) == 5
 
 
 def test_intervals_are_said_in_the_fewest_words():

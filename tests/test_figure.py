@@ -192,6 +192,17 @@ def test_labels_do_not_overlap(count, size):
                 assert getattr(a, high) <= getattr(b, low) + 1
 
 
+@pytest.mark.parametrize(("count", "token"), [(30, "mm"), (11, "WWW"), (6, "WWWWW"), (40, "il")])
+def test_labels_are_turned_where_their_letters_have_no_room(count, token):
+    figure = recording(count, heads=1, tokens=[token] * count).figure(0, 0)
+    (ax,) = maps(figure)
+    names = ax.get_xticklabels()
+    assert len(names) == count
+    boxes = [name.get_window_extent(figure.figure._get_renderer()) for name in names]
+    assert all(a.x1 < b.x0 for a, b in itertools.pairwise(boxes))
+    assert {name.get_rotation() for name in names} == {0 if token == "il" else 90}
+
+
 def test_more_cells_than_pixels_show_the_strongest_of_each():
     found = recording(3000, heads=1)
     figure = found.figure(0, 0, dpi=100)

@@ -688,6 +688,17 @@ def test_bins_of_a_whole_that_do_not_fit_are_named(options, error, said):
         weights.pool((2, 2), **options)
 
 
+@by_ways(*NAMED)
+@pytest.mark.parametrize("how", ["max", "mass"])
+def test_bins_between_the_tokens_of_a_part_are_of_no_pair(way, how):
+    q, k = numbers(1, 3, D), numbers(1, 4, D, seed=1)
+    options = {"query_start": 1, "query_step": 5, "key_start": 2, "key_step": 4}
+    weights = way.weights(q, k, k, **options)
+    found = np.asarray(weights.pool((9, 10), how, of=(18, 20)))[0]
+    queries, keys = (np.isin(np.arange(n), at) for n, at in ((9, (0, 3, 5)), (10, (1, 3, 5, 7))))
+    np.testing.assert_array_equal(np.isnan(found), ~(queries[:, None] & keys))
+
+
 def test_bins_of_a_whole_need_one_place_for_the_batch():
     x = np.ones((2, HQ, 3, D))
     weights = regard.AttentionWeights(x, x, query_start=np.array([0, 1]))

@@ -70,6 +70,23 @@ def test_integers_without_a_sign_are_refused(served, name):
             attend(served, **{name: wrong})
 
 
+@pytest.mark.parametrize("step", [np.int64(1), np.uint8(1)])
+@pytest.mark.parametrize("name", ["query_step", "key_step"])
+def test_a_step_of_one_is_that_of_a_whole_text_in_any_type(name, step):
+    found = attend(("numpy", "kernel"), causal=True, **{name: step})
+    np.testing.assert_array_equal(found, attend(("numpy", "kernel"), causal=True))
+
+
+@pytest.mark.parametrize("backend", ["kernel", "torch", "reference"])
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint16", "uint32"])
+def test_segments_of_queries_and_keys_may_be_of_two_dtypes(backend, dtype):
+    of_queries, of_keys = torch.arange(5) // 2, torch.arange(7) // 2
+    narrow = of_keys.to(getattr(torch, dtype))
+    served = "torch", backend
+    found, right = (attend(served, segments=(of_queries, x)) for x in (narrow, of_keys))
+    np.testing.assert_array_equal(found, right)
+
+
 @pytest.mark.parametrize("served", SERVED, ids="-".join)
 def test_segments_may_be_any_integers_with_a_sign(served):
     ids = np.array([INT64.min, INT64.min, -1, 0, 0, INT64.max, INT64.max])

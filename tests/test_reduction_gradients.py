@@ -300,6 +300,29 @@ def test_the_largest_score_of_a_head_that_sees_nothing_has_a_gradient_of_0(backe
         assert (gradient[1] != 0).any()
 
 
+@pytest.mark.parametrize("backend", ["kernel", "torch"])
+@pytest.mark.parametrize("beside", ["a sink", "a key of the whole"])
+def test_the_gradient_of_the_largest_score_is_its_pairs_however_small_its_weight(backend, beside):
+    query, key = (torch.from_numpy(numbers(n, 8, dtype=float, seed=n)).abs() for n in (4, 7))
+    sinks = torch.tensor([1e4]) if beside == "a sink" else None
+    key[6] = 1e-3 if beside == "a sink" else 1e4
+    query.requires_grad_(), key.requires_grad_()
+    weights = regard.AttentionWeights(query, key, sinks=sinks, backend=backend)
+    some = weights.part(columns=slice(0, 6))
+    assert not some.copy()[:].any()
+    found = torch.autograd.grad(some.max_score, (query, key))
+    expected = torch.autograd.grad((query @ key[:6].mT / 8**0.5).max(), (query, key))
+    for x, exact in zip(found, expected):
+        torch.testing.assert_close(x, exact)
+
+
+@pytest.mark.parametrize("backend", ["kernel", "torch"])
+def test_pairs_of_no_heads_are_none_where_a_gradient_is_needed(backend):
+    query, key = (torch.ones(2, 0, 3, 4, requires_grad=True) for _ in range(2))
+    weights = regard.AttentionWeights(query, key, backend=backend)
+    assert weights.at([0, 2], [1, 2]).shape == (2, 0, 2)
+
+
 def test_blocks_of_no_keys_and_of_no_queries():
     own = {"query": columns(4, 6).requires_grad_(), "key": columns(7, 6).requires_grad_()}
     weights = regard.AttentionWeights(**own, backend="kernel")

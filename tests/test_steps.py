@@ -374,6 +374,11 @@ X = numbers(4, 3)
             r"b_query \(4, 3\) is added .* one such row per head of w_query",
         ),
         (
+            lambda: Steps.from_inputs(X, *3 * [numbers(3, 5)], *3 * [numbers(3, 5)]),
+            regard.ShapeError,
+            r"b_query \(3, 5\) is added .* \(5,\) is needed, or one such row per head",
+        ),
+        (
             lambda: Steps.from_inputs(X, numbers(3)),
             regard.ShapeError,
             r"w_query \(3,\) has 1 axes; 2, 3 are possible",

@@ -1,7 +1,9 @@
 """The steps of a small attention as they are printed, and the arithmetic of one cell."""
 
+import copy
 import html
 import math
+import pickle
 import re
 from html.parser import HTMLParser
 
@@ -11,6 +13,7 @@ import torch
 from rich.cells import cell_len
 from rich.console import Console
 
+from recordings import numbers
 from regard._base import tables
 from regard._showing.steps import Steps, steps
 from small import OPTIONS, journey, qkv
@@ -282,6 +285,25 @@ def test_a_tensor_that_was_written_to_since_says_so_where_it_is_printed(write):
 def test_numbers_near_the_largest_are_printed_without_a_warning():
     q, k, v = (1e200 * np.eye(2) for _ in range(3))
     assert "range 0 to 1e+200   variance inf" in str(steps(q, k, v))
+
+
+@pytest.mark.parametrize(
+    "again", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
+)
+def test_steps_that_are_copied_or_read_know_which_tensors_were_written_to(again):
+    q, k, v = (torch.from_numpy(numbers(3, 2, seed=n)) for n in range(3))
+    for x in (q, k, v):
+        x.mul_(2)  # before
+    first = steps(q, k, v)
+    found = again(first)
+    assert "written to" not in str(found)
+    assert found.explain(0, 1) == first.explain(0, 1)
+    assert found.backward(v).d_query.equal(first.backward(v).d_query)
+    k.mul_(2)
+    for some in (again(first), again(again(first))):
+        assert str(some).count("written to") == 1
+        with pytest.raises(RuntimeError, match="explain: key was written to"):
+            some.explain(0, 1)
 
 
 def test_the_note_of_a_tensor_that_was_written_to_stands_under_its_facts():

@@ -458,6 +458,21 @@ def test_numbers_are_not_compared_with_weights_that_are_not_stored(library):
     assert weights not in (None, "x")
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_numbers_are_not_compared_with_what_is_made_of_weights_either(library):
+    x = np.eye(3)[None] if library == "numpy" else torch.eye(3)[None]
+    weights = AttentionWeights(x, x)
+    for made in (
+        weights.T, weights.mix(), weights.effects(x, x), regard.compare(weights, weights)
+    ):  # fmt: skip
+        for other in (weights[0], 0.5, 0):
+            for compare in (lambda a, b: a == b, lambda a, b: a != b, lambda a, b: b == a):
+                with pytest.raises(TypeError, match=r"== and != of numbers need the matrix"):
+                    compare(made, other)
+        assert {made: 1}[made] == 1
+        assert made not in (None, "x", weights)
+
+
 @pytest.mark.parametrize(
     "ask",
     [

@@ -1,7 +1,14 @@
 """Folders of models that transformers loads in part."""
 
+import copy
+import warnings
+
 import pytest
 import transformers
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 import regard.hf
 from models import model
@@ -71,3 +78,64 @@ def test_a_reason_of_several_lines_is_told_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", fails)
     with pytest.raises(ValueError, match=r"cannot load it: It is one of: \(1\) this, \(2\) that\."):
         regard.hf.load(tmp_path)
+
+
+def written(folder, found):
+    """The folder, with a model and a tokenizer of one word."""
+    found.save_pretrained(folder)
+    plain = Tokenizer(WordLevel({"a": 0}, unk_token="a"))
+    plain.pre_tokenizer = Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=plain).save_pretrained(folder)
+    return folder
+
+
+def test_weights_that_no_file_has_are_told(tmp_path):
+    written(tmp_path, model("llama"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        regard.hf.load(tmp_path)
+    path = tmp_path / "model.safetensors"
+    weights = load_file(path)
+    for name in ("q", "k"):
+        del weights[f"model.layers.1.self_attn.{name}_proj.weight"]
+    save_file(weights, path, {"format": "pt"})
+    match = r"layers\.1\.self_attn\.k_proj\.weight and 1 more are missing from its weights"
+    with pytest.warns(UserWarning, match=match) as told:
+        regard.hf.load(tmp_path)
+    assert told[0].filename == __file__
+
+
+def test_the_encoder_of_an_encoder_decoder_reads_alone(tmp_path):
+    config = copy.deepcopy(model("t5").config)
+    written(tmp_path, transformers.T5EncoderModel(config))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = regard.hf.read(tmp_path, "a a a")
+    assert (found.tokens, [*found.groups]) == (("a",) * 3, [""])
+
+
+def test_a_model_with_its_own_attention_alone_says_so(tmp_path):
+    config = transformers.GPTJConfig(vocab_size=97, n_embd=32, n_layer=1, n_head=4, rotary_dim=4)
+    written(tmp_path, transformers.GPTJModel(config))
+    with pytest.raises(ValueError, match="cannot load it: it computes its attention by itself"):
+        regard.hf.load(tmp_path)
+
+
+def test_a_model_that_needs_pictures_too_says_so(tmp_path):
+    sizes = {
+        "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
+        "intermediate_size": 32, "image_size": 32, "patch_size": 8,
+    }  # fmt: skip
+    config = transformers.CLIPConfig(text_config=sizes | {"vocab_size": 97}, vision_config=sizes)
+    written(tmp_path, transformers.CLIPModel(config))
+    with pytest.raises(ValueError, match=r"does not read a text alone: .* regard.hf.record"):
+        regard.hf.read(tmp_path, "a a a")
+
+
+def test_a_model_without_an_end_of_positions_reads_every_text(tmp_path):
+    sizes = {"vocab_size": 97, "d_model": 32, "n_layer": 1, "n_head": 4, "d_inner": 32}
+    found = transformers.XLNetModel(transformers.XLNetConfig(**sizes))
+    assert found.config.max_position_embeddings == -1
+    own = pytest.raises(regard.RecordingError, match="no attention was computed")
+    with pytest.warns(UserWarning, match="XLNetRelativeAttention computes its own"), own:
+        regard.hf.read(written(tmp_path, found), "a a a")

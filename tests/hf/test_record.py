@@ -2,6 +2,7 @@
 
 import copy
 import importlib.metadata
+import inspect
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ import transformers
 
 import regard
 import regard.hf
-from models import model, padding, texts
+from models import BART, model, padding, texts
 from regard.cli import main
 from regard.hf._tokens import texts as texts_of
 
@@ -215,6 +216,43 @@ def test_an_encoder_and_a_decoder_are_groups():
             _, Lq, Lk = weights.shape
             right = attentions[number][0, :, :Lq, :Lk]
             torch.testing.assert_close(weights[:], right, atol=2e-6, rtol=0)
+
+
+def test_what_is_written_is_the_recording_where_halves_embed_by_themselves():
+    found = transformers.MarianMTModel(transformers.MarianConfig(**BART)).eval()
+    with torch.no_grad(), regard.hf.record(found) as recording:
+        ids = found.generate(texts(1), num_beams=1, do_sample=False, max_new_tokens=4)
+    assert [*recording.groups] == ["decoder", "encoder", "cross"]
+    assert recording.tokens == tuple(map(str, ids[0, :-1].tolist()))
+    assert recording.boundary == 1
+
+
+def test_texts_that_are_answered_several_times_have_no_words_of_others():
+    match = "2 layers .encoder. are left out: they work on 2 pieces at once"
+    with (
+        pytest.warns(UserWarning, match=match),
+        torch.no_grad(),
+        regard.hf.record(model("bart")) as recording,
+    ):
+        ids = model("bart").generate(
+            texts(), num_return_sequences=2, num_beams=1, do_sample=True, max_new_tokens=4
+        )
+    assert len(recording.batch) == 4
+    for one, written in zip(recording.batch, ids):
+        cross = one.groups["cross"]
+        assert cross.tokens == tuple(map(str, range(20)))  # of which text is not known
+        assert cross.query_tokens == one.tokens == tuple(map(str, written[:-1].tolist()))
+
+
+def test_rows_of_ids_that_are_no_texts_are_no_words():
+    config = transformers.MusicgenDecoderConfig(
+        vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, ffn_dim=32,
+        num_codebooks=4, max_position_embeddings=64,
+    )  # fmt: skip
+    found = transformers.MusicgenForCausalLM(config).eval()
+    with torch.no_grad(), regard.hf.record(found) as recording:
+        found(torch.randint(10, 50, (2 * 4, 6)))  # of each of two sounds four codebooks
+    assert [one.tokens for one in recording.batch] == [tuple("012345")] * 2
 
 
 def test_a_layer_beside_cross_attention_is_of_its_own_text():
@@ -548,6 +586,35 @@ def test_a_text_is_the_recording_itself_beside_more_pictures():
     assert recording.weights[1].shape == (4, 19, 19)
 
 
+def test_layers_of_one_kind_that_read_other_tokens_are_all_there():
+    """Gemma 4's last layers have keys of others, and read the last token of a prompt alone."""
+    if not hasattr(transformers, "Gemma4TextConfig"):
+        pytest.skip("the oldest transformers that is tested does not have it")
+    config = transformers.Gemma4TextConfig(
+        vocab_size=97, hidden_size=32, intermediate_size=32, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, global_head_dim=8,
+        hidden_size_per_layer_input=8, vocab_size_per_layer_input=97, num_kv_shared_layers=2,
+        sliding_window=8, layer_types=["sliding_attention", "full_attention"] * 2,
+        bos_token_id=1, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    found = transformers.Gemma4ForCausalLM(config).eval()
+    with torch.no_grad(), regard.hf.record(found) as recording:
+        ids = found.generate(texts(1), max_new_tokens=5, do_sample=False)
+    found.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = found(ids[:, :-1], output_attentions=True).attentions
+    numbers = []
+    for group in recording.groups.values():
+        low = 24 - len(group.tokens)
+        assert group.tokens == tuple(map(str, ids[0, low:-1].tolist()))
+        for number, weights in zip(group.layer_numbers, group.weights):
+            numbers.append(number)
+            _, Lq, _ = weights.shape
+            right = expected[number][0, :, -Lq:, low:]
+            torch.testing.assert_close(weights[:], right, atol=2e-6, rtol=0)
+    assert numbers == [0, 1, 2, 3]
+
+
 def test_chosen_layers_and_heads_keep_their_numbers(tmp_path):
     ids, path = texts(1), tmp_path / "some"
     given = {"layers": [0, 2], "heads": [3], "path": path}
@@ -602,6 +669,33 @@ def test_pictures_among_the_tokens_are_grids():
     torch.testing.assert_close(written.reshape(-1), recording.weights[1][3, -1, 2:18])
     assert [*recording.groups] == ["language_model", "vision_tower"]
     assert recording.groups["vision_tower"].grids == (regard.recording.Grid(1, 4, 4),)
+
+
+def test_pictures_of_a_generation_are_grids_where_a_model_is_told_their_patches():
+    text = transformers.models.qwen2_vl.Qwen2VLTextConfig(
+        vocab_size=97, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, pad_token_id=0,
+        rope_parameters={
+            "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2],
+        },
+    )  # fmt: skip
+    vision = {"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 4, "patch_size": 4}
+    config = transformers.Qwen2VLConfig(
+        text_config=text.to_dict(), vision_config=vision, image_token_id=90, video_token_id=91,
+        vision_start_token_id=92, vision_end_token_id=93,
+    )  # fmt: skip
+    found = transformers.Qwen2VLForConditionalGeneration(config).eval()
+    ids = torch.tensor([[5, 92, *[90] * 6, 93, 8]])
+    given = {
+        "pixel_values": torch.randn(24, 3 * 2 * 4 * 4),
+        "image_grid_thw": torch.tensor([[1, 4, 6]]),
+    }  # fmt: skip
+    if "mm_token_type_ids" in inspect.signature(found.forward).parameters:
+        given["mm_token_type_ids"] = (ids == 90).int()  # not in the oldest that is tested
+    with torch.no_grad(), regard.hf.record(found) as recording:
+        found.generate(ids, max_new_tokens=3, do_sample=False, eos_token_id=None, **given)
+    assert recording.boundary == 10
+    assert recording.grids == (regard.recording.Grid(2, 2, 3),)
 
 
 def test_positions_that_stand_for_unknown_tokens_are_said_to():

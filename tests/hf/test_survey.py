@@ -1,5 +1,7 @@
 """A survey of a model of transformers."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import regard.hf
 from regard.heads import head_scores
+from regard.hf._stream import Stream
 from regard.survey import Survey
 
 TEXT = "the cat sat on a mat and the cat ran " * 3
@@ -65,3 +68,32 @@ def test_a_model_of_transformers_is_surveyed_layer_by_layer(tmp_path):
     assert {"torch", "transformers"} < longer.manifest.versions.keys()
     with pytest.raises(ValueError, match="max_tokens is 99; the model reads at most 40"):
         Survey(tmp_path / "no", corpus=tmp_path / "a.txt", model=tmp_path / "model", max_tokens=99)
+
+
+def settings_changed(folder, **settings):
+    """The folder, with other settings of its tokenizer."""
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    return folder
+
+
+def test_a_document_is_read_from_its_beginning_whatever_the_tokenizer_cuts(tmp_path):
+    folder = written(tmp_path / "m", transformers.LlamaModel(transformers.LlamaConfig(**SIZES)))
+    stream = Stream(settings_changed(folder, truncation_side="left"))
+    ids, is_cut = stream.encode(TEXT, 3)
+    assert (stream.tokens(ids), is_cut) == (["the", "cat", "sat"], True)
+
+
+def test_positions_that_begin_after_that_of_padding_are_not_counted(tmp_path):
+    """RoBERTa has vectors for 42 positions, of which 40 are of tokens."""
+    named = {name: SIZES[name] for name in SIZES if name != "num_key_value_heads"}
+    config = transformers.RobertaConfig(**named | {"max_position_embeddings": 42}, pad_token_id=1)
+    folder = written(tmp_path / "m", transformers.RobertaModel(config))
+    settings_changed(folder, model_max_length=10**30)
+    assert len(regard.hf.read(folder, "cat " * 40).tokens) == 40
+    with pytest.raises(ValueError, match=r"41 tokens; .* reads at most 40"):
+        regard.hf.read(folder, "cat " * 41)
+    (tmp_path / "a.txt").write_text(TEXT * 9)
+    survey = Survey(tmp_path / "heads", corpus=tmp_path / "a.txt", model=folder)
+    survey.run(workers=1)
+    assert survey.manifest.settings["max_tokens"] == survey.heads().tokens == 40

@@ -222,3 +222,14 @@ def test_only_the_keyboard_shows_the_focus(show):
         assert stage.evaluate(outline) == "none"
         page.keyboard.press("ArrowDown")
         assert stage.evaluate(outline) == "solid"
+
+
+def test_colours_that_are_numbers_stay_where_the_system_forces_others(serve, open_page):
+    address = f"{serve(spoken())}#L0H1&query=5&key=3"
+    page = open_page(address, forced_colors="active")
+    page.wait_for_selector(".regard-bar-row")
+    bar = "getComputedStyle(document.querySelector('.regard-bar'), '::before').backgroundColor"
+    assert page.evaluate(bar) == "rgb(122, 42, 112)"
+    grounds = "n => n.map((node) => getComputedStyle(node).backgroundColor)"
+    words = page.locator(".regard-token:not(.regard-unseen) > .regard-word")
+    assert len(set(words.evaluate_all(grounds))) == words.count() == 6

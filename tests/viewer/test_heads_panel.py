@@ -5,7 +5,7 @@ import pytest
 
 from regard.recording import Layer, Recording
 from viewer.map_page import log_weights
-from viewer.pages import is_chosen, is_said, spoken
+from viewer.pages import is_chosen, is_said, share, spoken
 
 REPEATED = [" a", " b", " c", " d"] * 6
 
@@ -181,3 +181,34 @@ def test_the_columns_of_a_list_of_pairs_are_straight(show):
     )
     assert len({length for length, *_ in rows}) > 1
     assert len({tuple(edges) for _, *edges in rows}) == 1
+
+
+def test_the_pair_in_every_head_is_of_words_or_of_tokens_as_the_map_is(show):
+    recording = spoken(["The", " t", "ir", "ed", " cat"])
+    page = show(recording, "L0H1&query=4&key=2&unit=word")
+    page.wait_for_selector(".regard-text[data-shown^='query 4 key 2 ']")
+    page.get_by_role("button", name="this pair in every head").click()
+    weights = np.exp(log_weights(recording, 1)[4])
+    head = ".regard-head[title^='L0H1'][title*='{}']"
+    page.wait_for_selector(head.format(f"weight {share(weights[1:4].sum())}"))
+    page.keyboard.press("w")
+    page.wait_for_selector(head.format(f"weight {share(weights[2])}"))
+
+
+def test_the_pair_in_every_head_is_no_effect_in_a_difference(show):
+    recording = spoken(explained=True)
+    page = show(recording, "L0H1&query=5&key=3&plane=effect")
+    is_chosen(page, 5, 3)
+    page.get_by_role("button", name="this pair in every head").click()
+    page.wait_for_selector(".regard-head[title^='L0H1'][title*=', effect ']")
+    page.get_by_role("combobox", name="compare").select_option("difference")
+    weight = share(np.exp(log_weights(recording, 1)[5, 3]))
+    page.wait_for_selector(f".regard-head[title^='L0H1'][title*='weight {weight}']")
+
+
+def test_layers_of_different_numbers_of_heads_are_counted(show):
+    layers = [spoken(heads=n, key_heads=n, layers=1).layers[0] for n in (2, 1)]
+    page = show(Recording(spoken().tokens, layers), "L0H1&query=5&key=3")
+    is_chosen(page, 5, 3)
+    assert page.locator(".regard-heads h2").text_content() == "Heads · 2 × 1 to 2"
+    assert page.locator(".regard-facts").get_attribute("title") == "8 tokens · 2 × 1 to 2 heads"

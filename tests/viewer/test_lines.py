@@ -322,3 +322,12 @@ def test_colours_of_heads_differ_for_everyone(scheme):
             reverse=True,
         )
         assert (bright + 0.05) / (dim + 0.05) >= 3
+
+
+def test_a_difference_turns_words_into_tokens(show):
+    page = show(spoken(PIECES), "L0H1&query=7&key=2&unit=word")
+    page.wait_for_selector(f"{LINES}[data-shown]")
+    assert page.locator(".regard-lines-key .regard-lines-token").count() < len(PIECES)
+    page.get_by_role("combobox", name="compare").select_option("difference")
+    nth = f".regard-lines-key .regard-lines-token:nth-child({len(PIECES)})"
+    page.wait_for_selector(nth)

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from regard import Edit
+from regard import Edit, Layer, Recording
 from viewer.pages import is_chosen, spoken
 
 BOXES = """(selector) => [...document.querySelectorAll(selector)]
@@ -165,3 +165,14 @@ def test_the_formula_names_the_sink(show):
     assert "with sink" in page.locator(".regard-steps h2").text_content()
     weight = page.locator("[data-line=weight]").text_content()
     assert "(Σⱼ e^sⱼ + e^sink)" in weight
+
+
+def test_powers_of_scores_far_below_0_are_written_less_the_largest(serve, open_page):
+    query, key = np.full((1, 3, 1), 40, "f"), np.float32([-25, -25.02, -25.05]).reshape(1, 3, 1)
+    recording = Recording([" a", " b", " c"], [Layer(query, key, key, causal=True, scale=1.0)])
+    page = open_page(f"{serve(recording)}#L0H0&view=steps&query=2&key=1")
+    is_chosen(page, 2, 1)
+    total = np.exp([0, -0.8, -2]).sum()
+    words = "e^(−1000.8 + 1000) ÷ Σⱼ e^(sⱼ + 1000)"
+    found = f"{words} = {np.exp(-0.8):.3g} ÷ {total:.3g} = {np.exp(-0.8) / total:.4f}"
+    assert found in page.locator("[data-line=weight]").text_content()

@@ -232,7 +232,7 @@ class _Pool:
         self._xp, self._into = xp, fields[f"pooled_{self.how}"]
         extent = fields.get("bin_extent", call.sizes[3:])
         places = fields.get("bin_start", (0, 0)), fields.get("bin_step", (1, 1))
-        self._rows = extent[0]
+        self._rows, self._has_gaps = extent[0], places[1] != (1, 1)
         self._axes = tuple(zip(self._into.shape[-2:], extent, *places))
         fill = -np.inf if self.how == "max" else 0.0
         self._out = xp.full(tuple(self._into.shape), fill, "float64")
@@ -251,11 +251,14 @@ class _Pool:
             self._out[at] = self._xp.maximum(self._out[at], cells)
         else:
             self._out[at] += gathered(self._xp, block.weights, _sum, 0.0, down, across)
-        if block.visible is None:
+        visible = block.visible
+        if visible is None and not self._has_gaps:
             self._seen[at] = True
-        else:
-            visible = self._xp.broadcast(block.visible, block.shifted.shape)
-            self._seen[at] |= gathered(self._xp, visible, _any, False, down, across)
+            return
+        if visible is None:  # between two cells there may be bins of none
+            visible = self._xp.full((1, 1, 1, 1), True, "bool")
+        visible = self._xp.broadcast(visible, block.shifted.shape)
+        self._seen[at] |= gathered(self._xp, visible, _any, False, down, across)
 
     def finish(self) -> None:
         out = self._out

@@ -353,7 +353,8 @@ def scores_of_pairs(call: Call, i: Tensor, j: Tensor, used: Tensor) -> Tensor:
         torch.arange(B, device=i.device)[:, None, None],
         torch.arange(Hq, device=i.device)[:, None],
     )
-    q, k = call.query[b, h, i], call.key.expand(B, -1, -1, -1)[b, h // (Hq // Hkv), j]
+    group = max(1, Hq // max(Hkv, 1))
+    q, k = call.query[b, h, i], call.key.expand(B, -1, -1, -1)[b, h // group, j]
     q, k = (x.to(dtype).masked_fill(~used[..., None], 0.0) for x in (q, k))
     s = capped(xp, call, scaled(call, (q * k).sum(-1)))
     if call.bias is None:

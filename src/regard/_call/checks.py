@@ -287,10 +287,13 @@ def _read_segments(name: str, segments: Any, given: Given) -> tuple[Any, Any]:
     else:
         of_both = _read_integers(name, segments, given, (Lq,))
         return of_both, of_both
-    return (
+    pair = (
         _read_integers(name, of_queries, given, (Lq,)),
         _read_integers(name, of_keys, given, (Lk,)),
     )
+    if is_tensor(pair[0]) and pair[0].dtype != pair[1].dtype:  # torch compares not any two
+        return pair[0].long(), pair[1].long()
+    return pair
 
 
 def _read_intervals(name: str, intervals: Any, given: Given) -> tuple[Any, Any]:
@@ -474,7 +477,8 @@ def given(**options: Any) -> dict[str, Any]:
     for name, x in options.items():
         default = _DEFAULTS[name]
         if x is not default and not (
-            type(x) in (int, float) and type(x) is type(default) and x == default
+            (type(x) in (int, float) and type(x) is type(default) and x == default)
+            or (isinstance(x, np.integer) and type(default) is int and x == default)
         ):
             found[name] = x
     return found

@@ -25,6 +25,7 @@ NUMBERED = 12  # queries and keys up to which the cells have room for their numb
 INCH = 72  # points
 LONGEST = 14  # characters of a token
 SMALLEST, LARGEST = 5.0, 8.0  # points of a label
+BETWEEN = 1.0  # points between two labels, at least
 NARROWEST = 0.2  # of a heatmap: its shorter side, of the longer one
 INK = "#1e1c32"
 
@@ -210,8 +211,8 @@ def _set_ticks(axis: Any, side: range, names: Sequence[str] | None, cell: float,
     is_down = axis.axis_name == "x"
     if font >= SMALLEST and (names is not None or len(side) <= NUMBERED):
         labels = [str(n) for n in side] if names is None else [shown_token(name) for name in names]
-        is_wide = max(map(len, labels)) * 0.65 * font > cell
-        turned: Any = {"rotation": 90} if is_down and is_wide else {}
+        is_turned = on and is_down and _widest(axis.axes.figure, labels, font) > cell - BETWEEN
+        turned: Any = {"rotation": 90} if is_turned else {}
         if on:
             axis.set_ticks([*side], labels, parse_math=False, fontsize=font, **turned)
         else:
@@ -223,6 +224,16 @@ def _set_ticks(axis: Any, side: range, names: Sequence[str] | None, cell: float,
     inside = [int(n) for n in ticks if int(n) == n and int(n) in side]
     axis.set_ticks(inside, [f"{n:,}" for n in inside] if on else [""] * len(inside))
     axis.set_tick_params(length=2)
+
+
+def _widest(figure: Any, labels: Sequence[str], font: float) -> float:
+    """Points of the widest label: letters differ, and those of some scripts are squares."""
+    from matplotlib.text import Text
+
+    look: Any = {"fontsize": font, "parse_math": False, "figure": figure}
+    texts = (Text(text=label, **look) for label in dict.fromkeys(labels))
+    widths = [text.get_window_extent().width for text in texts]
+    return float(max(widths) / figure.dpi * INCH)
 
 
 def _write_numbers(ax: Any, part: Part, cell: float) -> None:

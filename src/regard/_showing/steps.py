@@ -23,7 +23,15 @@ from regard._call.options import OPTIONS, Options
 from regard._call.visible import Visibility, cuts_of
 from regard._showing.explain import added_names, arithmetic, numbers, scaling
 from regard._weights.attention_weights import AttentionWeights
-from regard._weights.written import Version, all_written, first_written, versions, versions_of
+from regard._weights.written import (
+    Version,
+    all_written,
+    first_written,
+    retold,
+    told,
+    versions,
+    versions_of,
+)
 
 if TYPE_CHECKING:
     from regard._showing.gradients import StepsGradients
@@ -211,6 +219,12 @@ class Steps(Generic[ArrayT, OutputT]):
         from regard._showing.gradients import backward
 
         return backward(self, grad_output)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_versions": told(self._versions)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _versions=retold(state["_versions"]))
 
     def __repr__(self) -> str:
         call = self._call
@@ -497,7 +511,8 @@ def _project(x: Any, name: str, part: str, w: Any, b: Any) -> Any:
         # NumPy multiplies the bfloat16 of ml_dtypes to float32.
         x = product if is_tensor(x) else product.astype(x.dtype, copy=False)
     if b is not None:
-        if b.shape[-1] != x.shape[-1] or (b.ndim == 2 and (w is None or len(w) != len(b))):
+        heads = len(w) if w is not None and w.ndim == 3 else None
+        if b.shape[-1] != x.shape[-1] or (b.ndim == 2 and heads != len(b)):
             raise ShapeError(
                 f"steps: b_{part} {tuple(b.shape)} is added to vectors of {x.shape[-1]} numbers;"
                 f" ({x.shape[-1]},) is needed, or one such row per head of w_{part}."

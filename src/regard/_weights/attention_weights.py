@@ -186,6 +186,10 @@ class AttentionWeights(Derived[ArrayT]):
         part._origin = self._origin
         return part
 
+    def _of_call(self, call: Call) -> AttentionWeights[ArrayT]:
+        """The weights of another call, by the same backend, with statistics of its own."""
+        return AttentionWeights._of(call, self._statistics.backend)
+
     def _recorded(
         self,
         numbers: tuple[int, ...],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeAlias, overload
 
@@ -34,6 +33,7 @@ from regard._weights.operands import (
     read_operand,
     read_set,
     refuse,
+    refuse_numbers,
 )
 from regard._weights.questions import question
 from regard._weights.reductions import Received, Reduction, TopK
@@ -322,11 +322,7 @@ class LinearForms(Generic[ArrayT]):
         Raises:
             TypeError: they are an array, or a number: an answer of yes or no would be wrong.
         """
-        if is_tensor(other) or isinstance(other, (np.ndarray, numbers.Number)):
-            raise TypeError(
-                "weights: == and != of numbers need the matrix, which is not stored. Compare that"
-                " of small weights, weights[...] == x, or a part of it."
-            )
+        refuse_numbers("weights", other)
         return NotImplemented
 
     __hash__ = object.__hash__

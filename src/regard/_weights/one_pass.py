@@ -55,6 +55,8 @@ class Reductions(LinearForms[ArrayT]):
         _max_score: Any
         _weights_only: bool
 
+        def _of_call(self, call: Call) -> Any: ...
+
     @property
     def lse(self) -> ArrayT:
         """``(..., Hq, Lq)``: ln of the sum of exp(score), the sink's included.
@@ -139,6 +141,9 @@ class Reductions(LinearForms[ArrayT]):
         for b, h in np.ndindex(B, Hq):
             i = int(queries[b, h])
             row = self._head(b, h)._cut(slice(i, i + 1))
+            if row._call.sinks is not None or not row._call.whole_rows:
+                # Beside a sink, or other keys of the whole, the largest weight may be 0.
+                row = self._of_call(row._call.changed(sinks=None, whole_rows=True))
             keys[b, h] = int(row._ask(TopK(row._call, 1))[0].indices[0, 0])
         largest = largest_with_gradient(graph, found.reshape(B, Hq), queries, keys)
         return largest.reshape(found.shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -183,6 +184,15 @@ def read_axes(axis: Any, shape: Sequence[int]) -> tuple[int, ...]:
     if len(set(found)) < len(found):
         raise ValueError(f"weights: axis {axis} has one of them twice.")
     return tuple(found)
+
+
+def refuse_numbers(what: str, other: object) -> None:
+    """Raises a TypeError where a matrix that is not stored is compared with numbers."""
+    if is_tensor(other) or isinstance(other, (np.ndarray, numbers.Number)):
+        raise TypeError(
+            f"{what}: == and != of numbers need the matrix, which is not stored. Compare that of"
+            f" small {what}, {what}[...] == x, or a part of it."
+        )
 
 
 def refuse(**given: object) -> None:

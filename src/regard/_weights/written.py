@@ -57,6 +57,20 @@ def require_unwritten(known: tuple[Version, ...]) -> None:
         )
 
 
+def told(known: tuple[Version, ...]) -> tuple[Version, ...]:
+    """The same to be copied or stored: the counts of a copied tensor are its own.
+
+    They have, in place of a count, how many writes they are behind.
+    """
+    return tuple(one._replace(writes=one.writes - one.tensor._version) for one in known)
+
+
+def retold(found: tuple[Version, ...]) -> tuple[Version, ...]:
+    """Those of tensors that were copied or read, from what ``told`` gave."""
+    now = ((one, _writes(one.tensor)) for one in found)
+    return tuple(one._replace(writes=one.writes + n) for one, n in now if n is not None)
+
+
 def first_written(known: tuple[Version, ...]) -> str | None:
     """The name of a tensor that was written to, or None."""
     return next(all_written(known), None)

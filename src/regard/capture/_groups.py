@@ -114,7 +114,10 @@ def group_names(patterns: list[str]) -> list[str]:
     for n, name in enumerate(names):
         if names.count(name) > 1:
             names[n] = patterns[n]
-    for n, name in enumerate(names):
-        if name in names[:n]:
-            names[n] = f"{name} {names[:n].count(name) + 1}"
+    given = [*names]
+    for n, name in enumerate(given):
+        count = 1
+        while names[n] in names[:n] or (count > 1 and names[n] in given):
+            count += 1
+            names[n] = f"{name} {count}"
     return names

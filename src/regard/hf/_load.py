@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Iterator
+import warnings
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 import transformers
 from safetensors import SafetensorError
 from torch import Tensor
+from torch.nn import Embedding
 from transformers.utils.hub import cached_file
 
 from regard.hf._record import record
@@ -25,6 +27,8 @@ VOCABULARY = re.compile(
     r"(vocab|token|merges|bpe|piece|tekken|dict\.txt|\.model$)"
 )
 CAUSAL = "ForCausalLM", "LMHeadModel"  # how architectures end that predict the next token
+ENCODER = "EncoderModel"  # likewise, that are half of an encoder–decoder
+POSITIONS = "position_embeddings"  # the name of a module with a vector for each position
 
 
 def load(name: str | Path, *, trust_remote_code: bool = False) -> tuple[Any, Any]:
@@ -53,13 +57,17 @@ def _loaded(name: str | Path, trust_remote_code: bool, predicts: bool = False) -
         kind: Any = transformers.AutoModel
         if config.is_encoder_decoder:
             kind = transformers.AutoModelForSeq2SeqLM
+        elif any(x.endswith(ENCODER) for x in config.architectures or ()):
+            kind = transformers.AutoModelForTextEncoding
         elif predicts and any(x.endswith(CAUSAL) for x in config.architectures or ()):
             kind = transformers.AutoModelForCausalLM
         tokenizer = _tokenizer(name, options)
         if tokenizer is None and not Path(name).is_dir():  # a cache may have the weights alone
             tokenizer = _tokenizer(name, options | {"local_files_only": False})
         if tokenizer is not None:
-            model = kind.from_pretrained(name, attn_implementation="regard", **options)
+            options |= {"attn_implementation": "regard", "output_loading_info": True}
+            model, told = kind.from_pretrained(name, **options)
+            _warn_of_drawn(name, told["missing_keys"])
             return model.eval(), tokenizer
     where, way_out = "folder has", f"Write it there with tokenizer.save_pretrained({str(name)!r})"
     if not Path(name).is_dir():
@@ -71,6 +79,17 @@ def _loaded(name: str | Path, trust_remote_code: bool, predicts: bool = False) -
         f"{name}: the {where} no vocabulary of a tokenizer, such as tokenizer.json, and a text"
         f" is read with one. {way_out}. A model that reads no text is recorded by regard.hf.record."
     )
+
+
+def _warn_of_drawn(name: str | Path, missing: Collection[str]) -> None:
+    """Warns of weights that no file has: transformers draws random numbers for them."""
+    if lacking := sorted(key for key in missing if "pooler" not in key):  # no layer follows it
+        more = f" and {len(lacking) - 1} more are" if lacking[1:] else " is"
+        warnings.warn(
+            f"{name}: {lacking[0]}{more} missing from its weights, and random numbers stand there:"
+            " what it attends to does not follow from a training.",
+            stacklevel=4,
+        )
 
 
 def _tokenizer(name: str | Path, options: dict[str, Any]) -> Any:
@@ -136,7 +155,7 @@ class Reader:
         """The recording of a text, and the logits after each token where the model has them."""
         model, name = self._model, self._name
         inputs = self.tokenizer(text, return_tensors="pt")
-        count, most = inputs["input_ids"].shape[1], _longest(model.config, self.tokenizer)
+        count, most = inputs["input_ids"].shape[1], _longest(model, self.tokenizer)
         if count > most:
             raise ValueError(
                 f"The text has {count:,} tokens; {name} reads at most {most:,}: a part."
@@ -148,13 +167,24 @@ class Reader:
             if model.config.is_encoder_decoder:
                 model.generate(**inputs, num_beams=1, do_sample=False, max_new_tokens=MOST_WRITTEN)
                 return recording, None
-            logits = getattr(model(**inputs), "logits", None)
+            try:
+                logits = getattr(model(**inputs), "logits", None)
+            except (AttributeError, TypeError) as error:  # of pictures that are not given
+                raise ValueError(
+                    f"{name} does not read a text alone: {error}. regard.hf.record(model) records"
+                    " whatever it is called with."
+                ) from error
         return recording, None if logits is None else logits[0]
 
 
-def _longest(config: Any, tokenizer: Any) -> int:
+def _longest(model: Any, tokenizer: Any) -> int:
     """The most tokens that have a position; the tokenizer of many a model knows of no limit."""
-    known = getattr(config, "max_position_embeddings", None) or tokenizer.model_max_length
+    known = getattr(model.config, "max_position_embeddings", None) or 0
+    known = known if known > 0 else tokenizer.model_max_length  # XLNet says -1
+    for name, module in model.named_modules():
+        is_table = name.rpartition(".")[2] == POSITIONS and isinstance(module, Embedding)
+        if is_table and module.padding_idx is not None:  # RoBERTa's begin after that of padding
+            known = min(known, module.num_embeddings - module.padding_idx - 1)
     return min(int(known), int(tokenizer.model_max_length))
 
 
@@ -193,6 +223,8 @@ def _told(name: str | Path) -> Iterator[None]:
         yield
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().partition("\n")[0]
+        if isinstance(error, KeyError) and error.args == ("regard",):
+            reason = "it computes its attention by itself, and nothing would be seen of it."
         if reason.endswith(":"):  # what it says follows
             reason = " ".join(str(error).split())
         if "trust_remote_code" in str(error):

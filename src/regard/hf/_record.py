@@ -126,7 +126,14 @@ def _own_attention_told(own: Mapping[Module, str]) -> Iterator[None]:
 
 
 def _reader(model: PreTrainedModel, models: list[PreTrainedModel]) -> PreTrainedModel:
-    """The innermost of the models that a model is made of that embeds its tokens, or the model."""
+    """The innermost of the models that a model is made of that embeds its tokens, or the model.
+
+    Of an encoder–decoder its decoder, which writes: the other half may embed tokens of its own.
+    """
+    if getattr(model.config, "is_encoder_decoder", False):
+        decoder = model.get_decoder()
+        if decoder in models:
+            return decoder
     try:
         embedding = model.get_input_embeddings()
     except (AttributeError, NotImplementedError):

@@ -43,12 +43,13 @@ class Stream:
 
     def __init__(self, name: str | Path, *, trust_remote_code: bool = False) -> None:
         self._model, self._tokenizer = _loaded(name, trust_remote_code)
+        self._tokenizer.truncation_side = "right"  # the first tokens are read
         if self._model.config.is_encoder_decoder:
             raise UnsupportedError(
                 f"survey: {name} is an encoder–decoder, which answers a text. Record its passes"
                 " with regard.hf.record, and survey the folder of recordings."
             )
-        self.longest = _longest(self._model.config, self._tokenizer)
+        self.longest = _longest(self._model, self._tokenizer)
 
     @property
     def unseen(self) -> list[str]:

@@ -102,7 +102,10 @@ class Inputs:
         calls.has_embeddings |= given.get("inputs_embeds") is not None
         if (pictures := _pictures.pictures_of(given)) is not None:
             calls.pictures.append(pictures)
-        if isinstance(shapes := given.get("image_grid_thw"), Tensor):
+        shapes = given.get("image_grid_thw")
+        if shapes is None and self._shapes is None:  # generate calls the tower by itself
+            shapes = given.get("grid_thw")
+        if isinstance(shapes, Tensor):
             self._shapes = shapes.tolist()
 
     def describe(self, group: str, taken: Taken, b: int) -> Described:
@@ -114,7 +117,7 @@ class Inputs:
         else:
             encoder = None if self._encoder is None else self._names.get(self._encoder)
             found = self._described([] if encoder is None else self._ids_of(encoder), taken, b)
-            queries = texts(self._tokenizer, _joined(own, b))
+            queries = texts(self._tokenizer, _joined(own, b, taken.batch))
             found = found._replace(queries=queries if len(queries) == taken.queries else None)
             beside = self._tower if encoder is None else encoder
         if found.keys is None and beside is not None:
@@ -122,7 +125,7 @@ class Inputs:
         return found
 
     def _described(self, ids: list[Tensor], taken: Taken, b: int) -> Described:
-        numbers, sinks = _joined(ids, b), self._sinks(taken.name)
+        numbers, sinks = _joined(ids, b, taken.batch), self._sinks(taken.name)
         count = taken.keys - sinks
         named = texts(self._tokenizer, numbers)
         if taken.is_main and 0 < len(numbers) < count:
@@ -181,7 +184,7 @@ class Inputs:
         token = next((x for name in names if (x := getattr(self._config, name, None))), None)
         if token is None:
             return ()
-        every = [_joined(ids, n) for n in range(batch)]
+        every = [_joined(ids, n, batch) for n in range(batch)]
         if self._shapes is not None:
             merge = _pictures.merge_of(self._config)
             sizes = [(t * (h // merge), w // merge) for t, h, w in self._shapes]
@@ -224,9 +227,9 @@ def _is_in(name: str, outer: str) -> bool:
     return not outer or name.startswith(f"{outer}.")
 
 
-def _joined(ids: list[Tensor], b: int) -> list[int]:
-    """The ids of text b, of all calls; empty where more texts were made of them."""
-    if any(1 < len(of_batch) <= b for of_batch in ids):
+def _joined(ids: list[Tensor], b: int, batch: int) -> list[int]:
+    """The ids of text b of a batch, of all calls; empty where texts have not one row each."""
+    if any(len(of_batch) not in (1, batch) for of_batch in ids):
         return []
     own = (of_batch[b if len(of_batch) > 1 else 0] for of_batch in ids)
     return [number for row in own for number in row.tolist()]

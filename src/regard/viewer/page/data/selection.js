@@ -496,6 +496,16 @@ export function sharing({ heads, key_heads: keyHeads, head_numbers: numbers }, k
 }
 
 /**
+ * How many heads a layer has: `8`, or `2 to 8` where layers differ.
+ * @param {LayerFacts[]} layers
+ */
+export function headCounts(layers) {
+  const counts = layers.map(({ heads }) => heads);
+  const [least, most] = [Math.min(...counts), Math.max(...counts)];
+  return least === most ? String(most) : `${least} to ${most}`;
+}
+
+/**
  * @param {About} about
  * @param {Omit<Place, "first" | "unit">} where
  * @returns {[layer: number, head: number]}

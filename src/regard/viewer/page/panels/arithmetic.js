@@ -21,6 +21,7 @@ import { countText, fractionText, stepText } from "../drawing/numbers.js";
  */
 
 const TERMS = 3; // of a sum; the others are counted, where they are more than one
+const DIGITS = 6; // of scores whose difference is what counts
 
 /** @param {Cell} cell */
 export function arithmeticLines(cell) {
@@ -143,12 +144,13 @@ function weightParts({ steps, i, j, seen, facts }) {
     : "";
   if (masked === null) return ["nothing is left of e^(−∞): ", bold("0")];
   const most = Math.max(...steps.masked[i].filter((score) => score !== null));
-  // Large scores overflow; the row's maximum is subtracted above and below.
-  const off = most < 30 ? 0 : most;
-  const shift = off ? ` − ${stepText(off)}` : "";
+  // Powers of large scores overflow, and of very negative ones nothing is left: the row's maximum is
+  // subtracted above and below.
+  const off = Math.abs(most) < 30 ? 0 : most;
+  const shift = off ? ` ${off > 0 ? "−" : "+"} ${stepText(Math.abs(off), DIGITS)}` : "";
   const power = Math.exp(masked - off);
   const sum = weight > 0 ? ` = ${stepText(power)} ÷ ${stepText(power / weight)}` : "";
-  const shown = off ? `(${stepText(masked)}${shift})` : stepText(masked);
+  const shown = off ? `(${stepText(masked, DIGITS)}${shift})` : stepText(masked);
   const others = off ? `(sⱼ${shift})` : "sⱼ";
   const all = `Σⱼ e^${others}`;
   const below = facts.options.includes("sinks")

@@ -1,7 +1,7 @@
 // The header: the recording, and the switches of the view.
 
 import { KIND_NAMES, kindWords } from "../data/kinds.js";
-import { areGroups, labelOfRecording } from "../data/selection.js";
+import { areGroups, headCounts, labelOfRecording } from "../data/selection.js";
 import { make, makePicker, makeSwitch } from "../drawing/dom.js";
 import { counted } from "../drawing/numbers.js";
 
@@ -56,7 +56,7 @@ export function makeHeader(context, parts) {
     title.textContent = title.title;
     const size = sizeParts(selection.recordingFacts);
     facts.replaceChildren(...size.flatMap((part) => [make("span", { text: part }), " "]));
-    facts.title = `${size.join(" ")} · ${layers.length} × ${layers[0].heads} heads`;
+    facts.title = `${size.join(" ")} · ${layers.length} × ${headCounts(layers)} heads`;
     recording?.show(selection.recording);
     title.classList.toggle("regard-hidden", recording !== null && !areGroups(about));
     looks.hidden = selection.view === "steps";

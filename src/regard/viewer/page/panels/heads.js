@@ -2,7 +2,7 @@
 
 import { toggleHead } from "../data/extend.js";
 import { isLostAt } from "../data/lost.js";
-import { nameOfPlace, sharing } from "../data/selection.js";
+import { headCounts, nameOfPlace, sharing } from "../data/selection.js";
 import { unlessSaid } from "../data/watch.js";
 import {
   colourRange,
@@ -63,7 +63,7 @@ const LOOKS = ["low", "high", "scale", "span"]; // fields of the selection that 
 /** @type {(keyof Fields)[]} */
 const CHOSEN = ["layer", "head", "heads"];
 /** @type {(keyof Fields)[]} */
-const PAIR = ["recording", "query", "key", "first", "plane", "kind", "view"];
+const PAIR = ["recording", "query", "key", "first", "unit", "plane", "kind", "view", "compare"];
 
 /** @param {Context} context */
 export function makeHeads(context) {
@@ -151,7 +151,7 @@ class HeadsPanel {
       if ((this.coloursPair || this.effect) && LOOKS.some((name) => changed.has(name)))
         this.paintAll();
       if (CHOSEN.some((name) => changed.has(name))) this.#showChosen();
-      if (PAIR.some((name) => changed.has(name))) this.#readPair();
+      if (isEffect || PAIR.some((name) => changed.has(name))) this.#readPair();
       if (changed.has("view") && changed.has("recording")) this.#readPair();
     });
     this.#read();
@@ -444,7 +444,7 @@ class HeadsPanel {
       parts.push("In brackets beside a head's score: its mean over the survey's corpus.");
     this.note.textContent = parts.join(" ");
     const { layers } = this.selection.recordingFacts;
-    this.title.textContent = `Heads · ${layers.length} × ${layers[0].heads}`;
+    this.title.textContent = `Heads · ${layers.length} × ${headCounts(layers)}`;
   }
 
   /** @param {Score} order */
@@ -479,15 +479,19 @@ class HeadsPanel {
     if (this.coloursPair) this.#requestPair().catch(unlessSaid);
   }
 
-  async #requestPair() {
+  // What the squares show of the chosen pair.
+  get #wantedPair() {
     const { recording, query, key, where } = this.selection;
     const { first, unit, effect } = where;
+    return { recording, query, key, first, unit, effect };
+  }
+
+  async #requestPair() {
+    const wanted = this.#wantedPair;
+    const { query, key } = wanted;
     if (query === null || key === null) return;
-    const asked = { recording, query, key, first, unit, effect };
-    const found = await this.context.source.pair(asked);
-    const now = this.selection;
-    const isSame = now.query === query && now.key === key && now.effect === effect;
-    if (now.recording !== recording || !isSame) return;
+    const found = await this.context.source.pair({ ...wanted, query, key });
+    if (String(Object.values(this.#wantedPair)) !== String(Object.values(wanted))) return;
     this.pair = found;
     this.paintAll();
   }

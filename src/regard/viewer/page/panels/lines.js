@@ -45,6 +45,7 @@ const FOLLOWED = [
   "key",
   "first",
   "unit",
+  "compare",
 ];
 
 /** @param {Context} context */
