@@ -1,6 +1,5 @@
 """recording.heads(): what every head does, by number, without a matrix of all weights."""
 
-
 import numpy as np
 import pytest
 import torch

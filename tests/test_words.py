@@ -1,6 +1,5 @@
 """Words: which pieces make one, and weights by words against the sums of those of pieces."""
 
-
 import numpy as np
 import pytest
 import torch
