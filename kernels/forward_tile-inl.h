@@ -43,7 +43,7 @@ constexpr int64_t kPanel = 4 * kRows;
 // head that a thread takes one after another: where words cannot be read in place, and where rows
 // lie apart, as those of a head between other heads: they fall into few sets of the caches, each
 // into a page of its own. So do the values of a column where rows are multiples of 512 bytes:
-// packing them takes as long as it spares in some ten tiles of queries.
+// packing these takes less time than it spares where a thread has many tiles of queries.
 template <class E>
 struct PackedKV {
   typedef typename E::Word Word;
