@@ -25,6 +25,7 @@ from regard._weights.linear_reductions import (
     TransposedProduct,
 )
 from regard._weights.operands import (
+    Unstored,
     contiguous,
     read_axes,
     read_edges,
@@ -33,7 +34,6 @@ from regard._weights.operands import (
     read_operand,
     read_set,
     refuse,
-    refuse_numbers,
 )
 from regard._weights.questions import question
 from regard._weights.reductions import Received, Reduction, TopK
@@ -51,7 +51,7 @@ MOST_SHOWN = 1000  # weights that are printed
 TALLEST_BLOCK, LEAST_ROWS, BLOCK_WEIGHTS = 256, 64, 2**20
 
 
-class LinearForms(Generic[ArrayT]):
+class LinearForms(Unstored, Generic[ArrayT]):
     """The questions to weights that are sums of them; ``AttentionWeights`` has them."""
 
     if TYPE_CHECKING:
@@ -315,17 +315,6 @@ class LinearForms(Generic[ArrayT]):
         return shares
 
     # What arrays have.
-
-    def __eq__(self, other: object) -> bool:
-        """Whether it is the same object; numbers are compared in the matrix.
-
-        Raises:
-            TypeError: they are an array, or a number: an answer of yes or no would be wrong.
-        """
-        refuse_numbers("weights", other)
-        return NotImplemented
-
-    __hash__ = object.__hash__
 
     def sum(
         self, axis: Axes = None, dtype: None = None, out: None = None, keepdims: bool = False

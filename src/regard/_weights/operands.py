@@ -186,13 +186,25 @@ def read_axes(axis: Any, shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def refuse_numbers(what: str, other: object) -> None:
-    """Raises a TypeError where a matrix that is not stored is compared with numbers."""
-    if is_tensor(other) or isinstance(other, (np.ndarray, numbers.Number)):
-        raise TypeError(
-            f"{what}: == and != of numbers need the matrix, which is not stored. Compare that of"
-            f" small {what}, {what}[...] == x, or a part of it."
-        )
+class Unstored:
+    """A matrix that is not stored, and is compared with no numbers."""
+
+    _name = "weights"  # in messages
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same object; numbers are compared in the matrix.
+
+        Raises:
+            TypeError: they are an array, or a number: an answer of yes or no would be wrong.
+        """
+        if is_tensor(other) or isinstance(other, (np.ndarray, numbers.Number)):
+            raise TypeError(
+                f"{self._name}: == and != of numbers need the matrix, which is not stored. Compare"
+                f" that of small {self._name}, {self._name}[...] == x, or a part of it."
+            )
+        return NotImplemented
+
+    __hash__ = object.__hash__
 
 
 def refuse(**given: object) -> None:

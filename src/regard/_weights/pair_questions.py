@@ -12,7 +12,7 @@ from regard._base.errors import ShapeError
 from regard._base.types import Array, ArrayT, FloatingT, PoolHow, ReceivedHow
 from regard._call.checks import FLOATS
 from regard._call.tensors import require_dense
-from regard._weights.operands import refuse_numbers
+from regard._weights.operands import Unstored
 from regard._weights.pair_reductions import (
     Extent,
     PairReduction,
@@ -32,11 +32,10 @@ if TYPE_CHECKING:
     from regard._weights.mix import Mix
 
 
-class PairQuestions(Generic[ArrayT]):
+class PairQuestions(Unstored, Generic[ArrayT]):
     """What is asked of numbers for token pairs; ``PairMatrix`` has it."""
 
     if TYPE_CHECKING:
-        _name: str
         _like: Any
         _rows: range
         _columns: range
@@ -173,17 +172,6 @@ class PairQuestions(Generic[ArrayT]):
         product = TransposedProduct(self._extent, self._broadcast(factor), self._axes)
         (found,) = self._ask(product)
         return found[..., 0, :] if is_vector else found
-
-    def __eq__(self, other: object) -> bool:
-        """Whether it is the same object; numbers are compared in the matrix.
-
-        Raises:
-            TypeError: they are an array, or a number: an answer of yes or no would be wrong.
-        """
-        refuse_numbers(self._name, other)
-        return NotImplemented
-
-    __hash__ = object.__hash__
 
     def _factor(self, x: Any, axis: int, needed: int) -> Any:
         """x, checked; None for what is no array."""

@@ -10,7 +10,7 @@ from regard._base.arrays import is_tensor, read_array
 from regard._base.errors import ShapeError
 from regard._base.types import Array, ArrayT
 from regard._weights.exchange import capsule
-from regard._weights.operands import refuse_numbers
+from regard._weights.operands import Unstored
 from regard._weights.questions import at_once
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["TransposedWeights"]
 
 
-class TransposedWeights(Generic[ArrayT]):
+class TransposedWeights(Unstored, Generic[ArrayT]):
     """``weights.T``, ``(..., Hq, Lk, Lq)``: what sums rows of queries into keys.
 
     Example:
@@ -85,17 +85,6 @@ class TransposedWeights(Generic[ArrayT]):
             x, self.shape[-2], lambda y: self._weights._multiply("x", y, "product")
         )
         return found
-
-    def __eq__(self, other: object) -> bool:
-        """Whether it is the same object; numbers are compared in the matrix.
-
-        Raises:
-            TypeError: they are an array, or a number: an answer of yes or no would be wrong.
-        """
-        refuse_numbers("weights", other)
-        return NotImplemented
-
-    __hash__ = object.__hash__
 
     @at_once
     def __array__(
