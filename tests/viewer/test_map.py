@@ -355,6 +355,23 @@ def test_a_map_whose_tokens_are_not_read_is_not_idle(open_map, text):
     page.wait()
 
 
+def test_what_comes_after_the_end_of_a_page_changes_nothing(open_map, text):
+    page = open_map(text)
+    address, asked = page.page.url, len(page.page.requests)
+    page.page.evaluate(
+        """() => {
+          const { context, end } = document.regardPage;
+          end();
+          context.selection.set({ head: 1, query: 5, key: 3 }); // a choice that waited for numbers
+          context.selection.again(); // the server is back
+        }"""
+    )
+    later = "() => new Promise((resolve) => setTimeout(() => resolve(true), 500))"
+    page.page.wait_for_function(later, timeout=10_000)
+    assert page.page.url == address
+    assert len(page.page.requests) == asked
+
+
 def test_the_pair_that_the_page_chooses_leaves_the_status_line_to_the_pointer(open_map, text):
     page = open_map(text, hash="L0H1&zoom=20&x=0&y=3&query=20&key=5")
     with held(page.page, "/row"):

@@ -126,6 +126,7 @@ export class Selection extends EventTarget {
     this.opens = opens;
     /** @type {Map<string, LargestEffects["largest"]>} by recording and kind, where it is known */
     this.largest = new Map();
+    this.ended = false;
     this.repeats = false; // while a key is held down: no step back for each of its moves
     /** @type {number | undefined} of an address that is not written yet */
     this.timer = undefined;
@@ -146,8 +147,9 @@ export class Selection extends EventTarget {
     });
   }
 
-  // Stops following the address.
+  // Stops following the address; what comes later, as a choice that waited for numbers, is nothing.
   end() {
+    this.ended = true;
     this.#stopTimer();
     window.removeEventListener("popstate", this.goes);
   }
@@ -160,6 +162,7 @@ export class Selection extends EventTarget {
    * @param {{step?: boolean, since?: number}} [how]
    */
   set(fields, { step = !this.repeats, since } = {}) {
+    if (this.ended) return;
     const [before, scale, effect] = [this.#fields(), this.usedScale, this.effect];
     Object.assign(this, this.#moved(fields), fields);
     this.#mend();
@@ -430,6 +433,7 @@ export class Selection extends EventTarget {
 
   /** @param {Change} change */
   #dispatch(change) {
+    if (this.ended) return;
     this.dispatchEvent(new CustomEvent("change", { detail: change }));
   }
 }

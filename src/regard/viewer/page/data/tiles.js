@@ -168,7 +168,9 @@ export class Tiles {
       } else this.partial.delete(name);
       this.changed();
     } catch (error) {
-      if (flight.signal.aborted || isAbort(error)) return;
+      if (flight.signal.aborted) return;
+      rest = TILE_AGAIN_MS;
+      if (isAbort(error)) return; // another asked for the same, and no longer needs it
       this.error = error;
       rest = TILE_RETRY_MS;
       this.changed();

@@ -312,6 +312,7 @@ export class HeadMapView {
    * @param {boolean} [cells]
    */
   schedule(cells = true) {
+    if (this.context.ended.aborted) return;
     this.stale ||= cells;
     this.element.dataset.idle = "false";
     if (!this.pending) this.pending = requestAnimationFrame(() => this.#frame());
