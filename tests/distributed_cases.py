@@ -366,6 +366,12 @@ def layouts_refuse(size):
         (TypeError, "shard: x is a list", lambda: layout.shard([1], 0)),
         (regard.ShapeError, "8 tokens along axis 0; 9", lambda: layout.shard(torch.zeros(8), 0)),
         (regard.ShapeError, "dim is 2, and x has 1", lambda: layout.shard(torch.zeros(9), 2)),
+        (
+            TypeError,
+            "shard: dim None is a NoneType; an int",
+            lambda: layout.shard(torch.zeros(9), None),
+        ),
+        (TypeError, "gather: dim 'x' is a str; an int", lambda: layout.gather(torch.zeros(9), "x")),
         (regard.ShapeError, "99 tokens along", lambda: layout.gather(torch.zeros(99), 0)),
         (IndexError, "no position 9", lambda: layout.holder(9)),
     ):
@@ -461,6 +467,20 @@ def a_rank_that_disagrees_is_named_on_every_rank(size):
     assert torch.isfinite(attention(q, k, v, layout=layout)).all()  # the group goes on
 
 
+def an_output_has_the_dtype_that_is_asked_for_in_any_form(size):
+    layout = Layout(9)
+    _, given = small(layout, dtype=torch.float16)
+    for method in ("ring", "gather"):
+        for dtype in (torch.float16, torch.float32):
+            name = str(dtype).removeprefix("torch.")
+            for asked in (dtype, name, getattr(np, name), np.dtype(name)):
+                out = attention(*given, layout=layout, method=method, output_dtype=asked)
+                assert out.dtype == dtype, (asked, out.dtype)
+    first = layout.rank == 0  # one asks for what the others have by default
+    asked = {"output_dtype": np.float16, "query_start": None} if first else {}
+    assert attention(*given, layout=layout, **asked).dtype == torch.float16
+
+
 def weights_refuse(size):
     layout = Layout(9)
     _, (q, k, v) = small(layout)
@@ -479,7 +499,19 @@ def weights_refuse(size):
         (ValueError, "there is no 'mass'; there are lse", lambda: weights.summary(only=["mass"])),
         (TypeError, "queries is an int; a slice", lambda: weights.received("sum", 3)),
         (ValueError, "queries has the step -1", lambda: weights.received("sum", slice(9, 0, -1))),
+        (
+            TypeError,
+            "is slice(0.5, 3, None); a slice of ints",
+            lambda: weights.received("sum", slice(0.5, 3)),
+        ),
         (IndexError, "position is 9", lambda: weights.row(9)),
+        (
+            TypeError,
+            "position slice(0, 2, None) is a slice; an int",
+            lambda: weights.row(slice(0, 2)),
+        ),
+        (TypeError, "position True is a bool; an int is needed", lambda: weights.row(True)),
+        (TypeError, "only is a str; a list of names", lambda: weights.summary(only="entropy")),
     ):
         assert said in raised(kind, call), said
     assert torch.equal(weights.row(-1), weights.row(8))
@@ -497,6 +529,14 @@ def weights_refuse(size):
         text = raised(RankError, lambda: kept.summary(topk=3))
         assert "rank 0 refused the call: TypeError" in text, text
     _, weights = attention(q, k, v, layout=layout, return_weights=True)
+    if layout.rank == 0:
+        assert "only is an int" in raised(TypeError, lambda: weights.summary(only=5))
+    else:
+        text = raised(RankError, lambda: weights.summary(only=["entropy"]))
+        assert "rank 0 refused the call: TypeError: summary: only is an int" in text, text
+    given_once = weights.summary(only=(name for name in ("entropy", "lse")))
+    assert given_once.entropy is not None
+    assert given_once.lse is not None
     assert weights.strongest(0).weight.shape == (2, 0)
     assert weights.summary(only=["entropy"]).received is None
 
@@ -811,6 +851,7 @@ CHECKS = (
     layouts_refuse,
     a_call_that_every_rank_gets_wrong_is_told_in_its_own_words,
     weights_refuse,
+    an_output_has_the_dtype_that_is_asked_for_in_any_form,
     options_that_are_written_to_are_told,
     a_compiled_model_computes_it_between_its_graphs,
     every_method_gives_its_part_of_the_summary,

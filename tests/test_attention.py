@@ -180,6 +180,16 @@ def test_the_seed_decides_the_dropout_in_every_backend_alike(backend):
     assert not torch.allclose(first, other)
 
 
+@pytest.mark.parametrize("backend", ["kernel", "torch", "reference"])
+def test_a_row_of_nan_is_nan_where_dropout_leaves_it_no_weight(backend):
+    q, k, v = torch.ones(1, 2, 12, 4), torch.ones(1, 2, 1, 4), torch.ones(1, 2, 1, 3)
+    options = {"dropout": 0.5, "seed": 3, "backend": backend}
+    assert (regard.attention(q, k, v, **options) == 0).any()
+    assert regard.attention(q, k * torch.nan, v, **options).isnan().all()
+    steps = regard.steps(q, k * torch.nan, v, dropout=0.5, seed=3)
+    assert steps.dropped.isnan().all()
+
+
 def test_dropout_drops_the_asked_share_and_keeps_the_mean():
     ones, flat = np.ones((1, 400, 1)), np.zeros((1, 400, 1))
     weights_sum = regard.attention(flat, flat, ones, dropout=0.3, seed=0)[0, :, 0]

@@ -578,6 +578,7 @@ ON_META = TENSORS[0].to("meta"), RowStatistics(*(x.to("meta") for x in TENSORS[1
         (PART, TypeError, r"part 0 is an ndarray; \(output, statistics\) is needed"),
         ([STATISTICS], TypeError, r"part 0 is a RowStatistics; \(output, statistics\)"),
         ([(X, X)], TypeError, r"part 0 is a tuple"),
+        ([(X, [*STATISTICS])], TypeError, r"part 0 is a tuple of an ndarray and a list; \(output"),
         ([PART, (None, STATISTICS)], TypeError, "some parts have an output and others have None"),
         ([PART, (X[:, :2], STATISTICS)], ShapeError, r"output of part 1 has shape \(4, 2, 8\)"),
         ([(X[0], STATISTICS)], ShapeError, r"output of part 0 .* \(3, 8\) and its statistics"),
@@ -706,6 +707,22 @@ def test_bins_of_a_whole_need_one_place_for_the_batch():
         weights.pool((2, 2), of=(9, 9))
     assert weights.matrix(1, 0).pool((2, 2), of=(9, 9)).shape == (2, 2)
     assert HKV == 2
+
+
+@by_ways(*NAMED)
+def test_a_sink_of_infinity_is_nan_in_the_whole_where_something_is_seen(way):
+    q, k = numbers(HQ, 6, D), numbers(HKV, 9, D, seed=1)
+    sinks = np.array([np.inf, 1, np.nan, -np.inf], "f")
+    options = {"causal": True, "query_start": -2}
+    parts = [
+        way.ask(q, some, some, return_statistics=True, key_start=start, **options)
+        for some, start in ((k[:, :4], 0), (k[:, 4:], 4))
+    ]
+    merged, statistics = regard.merge(parts, way.convert(sinks))
+    whole, of_whole = way.ask(q, k, k, return_statistics=True, sinks=sinks, **options)
+    assert np.isnan(np.asarray(whole)[[0, 2], 2:]).all()
+    np.testing.assert_allclose(np.asarray(merged), np.asarray(whole), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(statistics.total, of_whole.total, rtol=1e-5)
 
 
 @pytest.mark.parametrize("library", ["numpy", "torch"])

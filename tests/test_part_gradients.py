@@ -5,6 +5,8 @@ import functools
 import numpy as np
 import pytest
 import torch
+from numpy.lib.stride_tricks import as_strided
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import regard
 from recordings import numbers
@@ -273,6 +275,7 @@ X = np.ones((HQ, 3, D))
 STATISTICS = RowStatistics(np.zeros((HQ, 3)), np.ones((HQ, 3)))
 READ_ONLY = np.zeros((HQ, 3, D))
 READ_ONLY.flags.writeable = False
+BROADCAST = as_strided(np.zeros(D), X.shape, (0, 0, 8))
 
 
 @pytest.mark.parametrize(
@@ -288,6 +291,7 @@ READ_ONLY.flags.writeable = False
         ({"into": AttentionGradients(X, X[:2], X)}, ShapeError, r"into.key has shape \(2, 3, 8\)"),
         ({"into": AttentionGradients(X, X, X, X)}, TypeError, "into has bias, and no bias is g"),
         ({"into": AttentionGradients(READ_ONLY, X, X)}, ValueError, "into.query is read-only"),
+        ({"into": AttentionGradients(X, BROADCAST, X)}, ValueError, "into.key is broadcast: sev"),
         ({"grad_output": np.ma.array(X)}, TypeError, "grad_output is a MaskedArray; a NumPy"),
         ({"casual": True}, TypeError, "there is no option 'casual'. Is causal meant"),
         ({"output_dtype": "float64"}, TypeError, "there is no option 'output_dtype'"),
@@ -307,3 +311,48 @@ def test_statistics_and_inputs_are_checked_as_elsewhere():
         regard.attention_gradients(X, X[:3], X[:3], X, STATISTICS, X)
     with pytest.raises(UnsupportedError, match="torch: it takes torch tensors"):
         regard.attention_gradients(X, X, X, X, STATISTICS, X, backend="torch")
+    with pytest.raises(TypeError, match="attention_gradients: value is None"):
+        regard.attention_gradients(X, X, None, X, STATISTICS, X)
+    of_one = torch.zeros(D).double().expand(X.shape)
+    tensor, known = torch.from_numpy(X), RowStatistics(*map(torch.from_numpy, STATISTICS))
+    with pytest.raises(UnsupportedError, match=r"output is a tensor of layout torch\.sparse_coo"):
+        regard.attention_gradients(tensor, tensor, tensor, tensor.to_sparse(), known, tensor)
+    into = AttentionGradients(of_one, None, None)
+    with pytest.raises(ValueError, match=r"into\.query is broadcast: several of its numbers"):
+        regard.attention_gradients(tensor, tensor, tensor, tensor, known, tensor, into=into)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # it is what is tried
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("backend", ["auto", "kernel", "torch"])
+@pytest.mark.parametrize("record", ["trace", "make_fx", "vmap"])
+def test_a_graph_or_a_transform_is_refused(record, backend):
+    x = torch.ones(2, 5, 4)
+
+    def gradient(q):
+        known = RowStatistics(q[..., 0] * 0, q[..., 0] * 0 + 5)
+        return regard.attention_gradients(q, q, q, q, known, q, backend=backend).query
+
+    recorded = {
+        "trace": lambda: torch.jit.trace(gradient, x, check_trace=False),
+        "make_fx": lambda: make_fx(gradient)(x),
+        "vmap": lambda: torch.func.vmap(gradient)(x[None]),
+    }
+    with pytest.raises(UnsupportedError, match="attention_gradients: it reads and writes"):
+        recorded[record]()
+
+
+@by_ways(*NAMED)
+def test_statistics_may_be_of_the_other_library(way):
+    q, k, v, grad = (numbers(HQ, 5, D, seed=seed) for seed in range(4))
+    sinks = numbers(HQ, seed=9)
+    output, known = way.ask(q, k, v, sinks=sinks, return_statistics=True)
+    q, k, v, grad, sinks = map(way.convert, (q, k, v, grad, sinks))
+    moved = torch.from_numpy if isinstance(known.total, np.ndarray) else np.asarray
+    other = RowStatistics(*map(moved, known))
+    found, right = (
+        regard.attention_gradients(q, k, v, output, one, grad, sinks=sinks, backend=way.backend)
+        for one in (other, known)
+    )
+    for x, y in zip(found, right):
+        np.testing.assert_array_equal(x, y)

@@ -1,6 +1,5 @@
 """Looking changes no number: the output has the same bits in every way of asking for it."""
 
-import functools
 
 import numpy as np
 import pytest
@@ -164,25 +163,33 @@ def test_heads_whose_tiles_wait_together_have_the_bits_of_each_alone(dtype, opti
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (150, 70)}], ids=str)
-@pytest.mark.parametrize(("numbers", "heads_first"), [(128, True), (384, True), (70, False)])
-def test_values_that_are_packed_in_panels_have_the_bits_of_those_in_place(
-    dtype, options, numbers, heads_first
+@pytest.mark.parametrize(
+    ("of_keys", "of_values", "heads_first"),
+    [(16, 128, True), (16, 384, True), (16, 70, False), (128, 16, True), (390, 16, True),
+     (70, 16, False)],
+)  # fmt: skip
+def test_keys_and_values_that_are_packed_in_panels_have_the_bits_of_those_in_place(
+    dtype, options, of_keys, of_values, heads_first
 ):
-    # So many queries that packing is worth it: of rows of multiples of 512 bytes, and of others
-    # that lie apart.
+    # So many queries that packing is worth it: of long rows, of multiples of 512 bytes, and of
+    # others that lie apart.
     torch.manual_seed(4)
-    randn = functools.partial(torch.randn, dtype=torch.float64)
-    query, key = randn(1, 4, 520, 16), randn(1, 2, 900, 16)
-    shape = (1, 2, 900, numbers) if heads_first else (1, 900, 2, numbers)
-    value = randn(shape) if heads_first else randn(shape).transpose(1, 2)
+
+    def randn(heads, tokens, numbers):
+        if heads_first:
+            return torch.randn(1, heads, tokens, numbers, dtype=torch.float64)
+        return torch.randn(1, tokens, heads, numbers, dtype=torch.float64).transpose(1, 2)
+
+    query, key, value = randn(4, 520, of_keys), randn(2, 901, of_keys), randn(2, 901, of_values)
     value[:, 1, 850] = torch.nan  # which some do not see
     query, key, value = (x.to(getattr(torch, dtype)) for x in (query, key, value))
     before = regard.get_num_threads()
     found = []
     try:
-        for threads, rows in ((1, value), (16, value.contiguous())):  # many take few tiles each
+        # Many threads take few tiles each.
+        for threads, rows in ((1, (key, value)), (16, (key.contiguous(), value.contiguous()))):
             regard.set_num_threads(threads)
-            found.append(regard.attention(query, key, rows, **options))
+            found.append(regard.attention(query, *rows, **options))
     finally:
         regard.set_num_threads(before)
     assert torch.equal(*(x.nan_to_num(7) for x in found))

@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import random
+import resource
 import shutil
 import sys
 import threading
@@ -709,6 +710,34 @@ def test_a_damaged_file_or_one_of_another_survey_is_named(tmp_path, corpus, mode
         several.heads()
 
 
+def test_no_flipped_bit_of_a_file_changes_what_is_read_of_it(tmp_path, corpus, model):
+    one = started(tmp_path / "heads", corpus / "1.txt", model)
+    one.run(workers=1)
+    path = one.folder / "heads" / "00000.parquet"
+    whole, sums, facts = path.read_bytes(), one.heads(), one.facts()
+    draw = random.Random(0)
+    refused = 0
+    for at in (*range(4, len(whole), len(whole) // 100), *(whole.index(b'"tokens": ') + 10,) * 3):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << draw.randrange(3)]) + whole[at + 1 :])
+        try:
+            assert one.facts() == facts
+            assert one.heads() == sums
+        except ValueError as error:
+            assert "00000.parquet" in str(error)  # noqa: PT017 - the same bits are well too
+            refused += 1
+    assert refused > 50
+
+
+def test_a_file_by_another_name_is_no_shard(tmp_path, corpus, model):
+    one = started(tmp_path / "heads", corpus / "1.txt", model)
+    one.run(workers=1)
+    sums, path = one.heads(), one.folder / "heads" / "00000.parquet"
+    path.rename(path.with_name("0.parquet"))
+    assert one.missing() == [0]
+    one.run(workers=1)
+    assert one.heads() == sums
+
+
 def test_files_of_documents_hold_the_sums_that_the_shards_add_up(survey):
     total, documents = 0, []
     for path in sorted((survey.folder / "documents").glob("*.parquet")):
@@ -1032,6 +1061,22 @@ def test_a_shard_that_fails_is_named_and_the_others_are_done(tmp_path, corpus, m
     ):
         survey.run(pool)
     assert survey.missing() == [1]
+
+
+def test_a_full_disk_is_told_by_the_name_of_the_file(tmp_path):
+    for n in range(2):
+        (tmp_path / f"{n}.txt").write_text("import os")
+    survey = started(tmp_path / "heads", tmp_path / "*.txt", None, shard_tokens=1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
+    try:
+        with pytest.raises(
+            SurveyError, match=r"computed: \S+heads/00000.parquet: File too large\."
+        ):
+            survey.run(workers=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in survey.folder.rglob("*.*")] == ["survey.json"]
 
 
 def test_a_shard_that_fails_in_this_process_does_not_stop_the_others(tmp_path, model):

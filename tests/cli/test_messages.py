@@ -222,6 +222,16 @@ def test_the_version_comes_with_the_cpu_and_the_compiled_module(
     assert lines[4:] == ["  not amx: some obstacle", *said]
 
 
+@pytest.mark.parametrize("arguments", [["--version"], ["show", "Your journey"]])
+def test_an_instruction_set_that_is_unknown_is_told_in_a_line(arguments):
+    done = subprocess.run(
+        [sys.executable, "-m", "regard", *arguments],
+        env={**os.environ, "REGARD_TARGET": "sse9"}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    message = refusal(SimpleNamespace(code=done.returncode, out=done.stdout, err=done.stderr), 1)
+    assert message.startswith("REGARD_TARGET=sse9 is unknown; ")
+
+
 def test_the_version_says_what_to_do_without_the_compiled_module(regard, monkeypatch):
     monkeypatch.setitem(sys.modules, "regard._kernels", None)  # its import fails
     out = regard("--version").out

@@ -40,6 +40,12 @@ def test_a_file_that_is_no_text_is_an_error(tmp_path):
         read_texts([tmp_path / "picture.png"])
 
 
+def test_a_file_with_a_zero_byte_is_no_text(tmp_path):
+    (tmp_path / "a.txt").write_bytes("import os".encode("utf-16-le"))
+    with pytest.raises(ValueError, match=r"a.txt: not a text; byte 1 is zero. Leave"):
+        read_texts([tmp_path / "a.txt"])
+
+
 def test_a_missing_file_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nothing.txt"):
         read_texts([tmp_path / "nothing.txt"])

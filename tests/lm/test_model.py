@@ -28,6 +28,15 @@ def test_reading_with_a_cache_is_reading_without(tiny):
         np.testing.assert_allclose(np.concatenate(parts), whole, atol=2e-5)
 
 
+def test_each_layer_needs_a_cache_of_its_own(tiny):
+    layers = len(tiny.config.layers)
+    for caches in (tiny.new_caches()[:1], tiny.new_caches() * 2):
+        with pytest.raises(
+            ValueError, match=rf"{len(caches)} caches for {layers} layers; each needs"
+        ):
+            tiny.hidden([1, 2], caches)
+
+
 def test_a_pass_that_was_ended_leaves_the_caches_as_they_were(tiny):
     ids = tiny.tokenizer.encode("def run(self): import os, sys", bos=True)
     caches, layers = tiny.new_caches(), []

@@ -16,7 +16,8 @@ torch = pytest.importorskip("torch")
 
 from callers import CALLERS  # noqa: E402
 from regard import MaterializeError  # noqa: E402
-from regard.lm import LanguageModel  # noqa: E402
+from regard.lm import LanguageModel, training  # noqa: E402
+from regard.lm.corpus import encode_texts  # noqa: E402
 from regard.lm.training import CHECKPOINT, Settings, train, train_texts  # noqa: E402
 
 TEXTS = {"a": "def run(self):\n    return self.value\n\nimport os\nimport sys\n" * 40}
@@ -206,6 +207,20 @@ def test_a_folder_with_another_run_says_what_differs(trained):
         train_texts(TEXTS, folder, other)
     with pytest.raises(ValueError, match=r"it has other texts\. Give the same files"):
         train_texts({"a": "other"}, folder, SETTINGS)
+
+
+def test_a_run_that_began_while_the_texts_were_read_is_not_written_over(tmp_path, monkeypatch):
+    other = dataclasses.replace(SETTINGS, seed=1)
+
+    def encode_slowly(texts, tokenizer):
+        monkeypatch.undo()
+        train_texts(TEXTS, tmp_path, other)
+        return encode_texts(texts, tokenizer)
+
+    monkeypatch.setattr(training, "encode_texts", encode_slowly)
+    with pytest.raises(ValueError, match=r"holds another run: it has seed 1, not 0"):
+        train_texts(TEXTS, tmp_path, SETTINGS)
+    assert json.loads((tmp_path / "run.json").read_bytes())["seed"] == 1
 
 
 def test_a_folder_with_something_else_is_not_written_to(tmp_path):

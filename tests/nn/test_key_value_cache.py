@@ -132,6 +132,18 @@ def test_generation_in_inference_mode_and_bfloat16():
     torch.testing.assert_close(output, layer(x), rtol=0.05, atol=0.05)
 
 
+@pytest.mark.parametrize("capacity", [0, 10])
+def test_a_prompt_read_in_inference_mode_goes_on_outside_of_it(capacity):
+    layer = make(rope=100.0)
+    x = torch.randn(2, 8, 16, dtype=torch.float64)
+    cache = layer.new_cache(capacity)
+    with torch.inference_mode():
+        outputs = [layer(x[:, :5], cache=cache)]
+    with torch.no_grad():
+        outputs += [layer(x[:, i : i + 1], cache=cache) for i in range(5, 8)]
+        torch.testing.assert_close(torch.cat(outputs, 1), layer(x), rtol=0, atol=1e-13)
+
+
 def test_memory_grows_by_doubling_unless_its_size_is_told():
     def places(cache, steps):
         seen = set()

@@ -1,6 +1,7 @@
 """Texts that are typed in the page: who may send one, what is read, and what the page shows."""
 
 import http.client
+import itertools
 import json
 import re
 import socket
@@ -17,7 +18,7 @@ from regard.viewer._readings import MAX_CHARACTERS, MAX_KEPT, Read, Readings, Su
 from regard.viewer._server import Viewer
 from regard.viewer.answer import Answers
 from tiny_model import tiny_model
-from viewer.pages import is_said
+from viewer.pages import held, is_said
 from viewer.test_server import Reply, all_at_once, ask, settles
 
 TEXT = "import os, import sys"
@@ -613,3 +614,54 @@ def test_the_next_token_is_left_out_where_the_model_predicts_none(type_in, recor
     page = open_page(f"{address}#L0H0")
     page.wait_for_selector(".regard-map[data-idle=true]")
     assert page.locator(".regard-next").count() == 0
+
+
+def telling(model, text):
+    """``L1H2``, the head that tells most of a text."""
+    found = model.record(text).heads().telling()
+    return f"L{found.layer}H{found.head}"
+
+
+TELLING = ["sys sys", TEXT, "a sys", "import os", "for for", "os os os os", "x = 1", "a, b, c"]
+
+
+def test_a_text_that_was_typed_over_leaves_the_others_their_heads(type_in, model, open_page):
+    heads = {text: telling(model, text) for text in TELLING}
+    first, over, second = next(
+        texts
+        for texts in itertools.permutations(TELLING, 3)
+        if len({heads[text] for text in texts}) == 3
+    )
+    page = open_page(type_in())
+    type_text(page, first)
+    is_read(page, first)
+    with held(page, "/data/roles"):
+        type_text(page, over)
+        page.wait_for_timeout(700)
+        type_text(page, first)
+        page.wait_for_timeout(700)
+    is_read(page, first)
+    page.wait_for_timeout(200)
+    type_text(page, second)
+    is_read(page, second)
+    assert f"#{heads[second]}&" in page.url
+
+
+def test_a_head_that_is_chosen_while_a_text_is_read_stays(type_in, model, open_page):
+    first, second = "sys sys", TEXT
+    other = next(
+        name
+        for name in ("L0H0", "L0H1", "L0H2")
+        if name not in (telling(model, first), telling(model, second))
+    )
+    page = open_page(type_in())
+    type_text(page, first)
+    is_read(page, first)
+    with held(page, "/data/roles"):
+        type_text(page, second)
+        page.wait_for_timeout(700)
+        page.get_by_role("banner").get_by_label("layer").select_option("0")
+        page.get_by_role("banner").get_by_label("head").select_option(other[-1])
+        assert f"#{other}&" in page.url
+    is_read(page, second)
+    assert f"#{other}&" in page.url

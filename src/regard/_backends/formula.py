@@ -219,8 +219,8 @@ def kept_weights(xp: Arrays, call: Call, b: slice, h: slice, rows: slice, keys: 
 
 
 def dropped(xp: Arrays, call: Call, keep: Any, x: Any) -> Any:
-    """x with 0 for dropped weights, and the others scaled by ``1 / (1 − dropout)``."""
-    return x if keep is None else xp.hide(x, keep, 0.0) / (1 - call.dropout)
+    """x with 0 for dropped weights, and the others scaled by ``1 / (1 − dropout)``; NaN stays."""
+    return x if keep is None else x * keep / (1 - call.dropout)
 
 
 class Finite:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from regard._base import loaded
 from regard._base.arrays import arrays_of, dtype_name, is_tensor
+from regard._base.compiling import is_traced
 from regard._base.errors import ShapeError, a_type
 from regard._base.types import ArrayT
 
@@ -102,7 +103,7 @@ class KeyValueCache:
             self._key = self._value = None  # a first call that failed may have been another batch's
         self._check(key, value)
         new, old = key.shape[-2], self._length - self._start
-        if self._key is None or old + new > self._key.shape[-2]:
+        if self._key is None or old + new > self._key.shape[-2] or _is_read_only(self._key):
             self._move(key, value)
             old = self._length - self._start
         held = []
@@ -171,6 +172,13 @@ class KeyValueCache:
 def _needs_gradient(*arrays: Any) -> bool:
     tensors = [x for x in arrays if is_tensor(x)]
     return any(x.requires_grad for x in tensors) and loaded.torch.is_grad_enabled()
+
+
+def _is_read_only(x: Any) -> bool:
+    """Whether it was made in ``torch.inference_mode()``, outside of which nothing is written."""
+    if not is_tensor(x) or is_traced():  # torch.compile cannot read it
+        return False
+    return x.is_inference() and not loaded.torch.is_inference_mode_enabled()
 
 
 def _kind(x: Any) -> str:

@@ -66,7 +66,7 @@ def merge(
     xp, logits = arrays_of(first), None if sinks is None else _read_sinks(sinks, first)
     with np.errstate(all="ignore"):  # of rows that see nothing, NaN and infinities
         maximum, totals, total = _totals(xp, statistics, logits)
-        shares = (xp.where(own == 0, 0.0, own / xp.where(total == 0, 1.0, total)) for own in totals)
+        shares = (own / xp.where(total == 0, 1.0, total) for own in totals)
         output: Any = None if outputs[0] is None else _weighted(outputs, shares)
         found = moved(xp, maximum, total, maximum, dtype_name(first))
     return output, RowStatistics(*found)
@@ -130,8 +130,9 @@ def _checked(parts: Any) -> tuple[list[Any], list[RowStatistics[Any]]]:
     for n, part in enumerate(parts):
         pair = isinstance(part, tuple) and len(part) == 2 and not isinstance(part, RowStatistics)
         if not (pair and isinstance(part[1], tuple) and len(part[1]) == 2):
+            of = f" of {a_type(part[0])} and {a_type(part[1])}" if pair else ""
             raise TypeError(
-                f"merge: part {n} is {a_type(part)}; (output, statistics) is needed, as"
+                f"merge: part {n} is {a_type(part)}{of}; (output, statistics) is needed, as"
                 " regard.attention(..., return_statistics=True) gives it."
             )
         _check_arrays(n, part, parts[0])

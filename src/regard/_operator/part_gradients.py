@@ -9,12 +9,13 @@ import numpy as np
 
 from regard._backends import choose
 from regard._base.arrays import accumulating_name, arrays_of, dtype_name, is_array, is_tensor
-from regard._base.errors import ShapeError, a_type
+from regard._base.errors import ShapeError, UnsupportedError, a_type
 from regard._base.types import Array, ArrayT, BackendName, Float
 from regard._call.call import Call
 from regard._call.checks import FLOATS, read_call
 from regard._call.hints import unknown_option
 from regard._call.options import OPTIONS, Options
+from regard._call.tensors import require_dense
 from regard._weights.attention_weights import detached, detached_call
 from regard._weights.questions import at_once
 from regard._weights.statistics import RowStatistics, of_backend
@@ -90,7 +91,13 @@ def attention_gradients(
     """
     if unknown := [name for name in options if name not in _OPTIONS]:
         raise unknown_option("attention_gradients", unknown, (*_OPTIONS, "into", "backend"))
+    if value is None:
+        raise TypeError(
+            "attention_gradients: value is None; the values of these keys are needed, since every"
+            " gradient follows from them."
+        )
     call = detached_call(read_call(query, key, value, **options))
+    _refuse_recorded(call)
     chosen = choose(call, backend)
     given: dict[str, Any] = {"query": query, "key": key, "value": value}
     given |= {name: x for name in ("bias", "sinks") if (x := options.get(name)) is not None}
@@ -113,6 +120,20 @@ def attention_gradients(
     return AttentionGradients(**found) if into is None else into
 
 
+def _refuse_recorded(call: Call) -> None:
+    """Refuses a graph: it would hold the statistics of this call, and none of the sums."""
+    if not call.is_torch:
+        return
+    from regard._base import torch_state
+
+    if torch_state.is_recorded():
+        raise UnsupportedError(
+            "attention_gradients: it reads and writes numbers at once, and cannot become part of a"
+            " graph or a transform (torch.jit.trace, make_fx, torch.vmap). Call it outside, or use"
+            " torch.compile; the gradient of regard.attention goes through transforms."
+        )
+
+
 def _rows_of(call: Call, name: str, x: Any) -> Any:
     """``(B, Hq, Lq, Dv)`` of an array of the caller."""
     shape = (*call.leading, *((call.sizes[1],) if call.heads else ()), call.sizes[3])
@@ -127,6 +148,8 @@ def _check(call: Call, name: str, x: Any, shape: tuple[int, ...], dtypes: tuple[
         raise TypeError(
             f"attention_gradients: {name} is {a_type(x)}; a {kind} as the query is needed."
         )
+    if is_tensor(x):
+        require_dense(name, x)
     if dtype_name(x) not in dtypes:
         raise TypeError(
             f"attention_gradients: {name} is {dtype_name(x)}; {' or '.join(dtypes)} is needed."
@@ -165,6 +188,12 @@ def _buffers(call: Call, given: dict[str, Any], into: Any) -> dict[str, Any]:
                 f"attention_gradients: into.{name} is read-only, and gradients are added to it."
                 " Pass an array that can be written to."
             )
+        strides = x.stride() if is_tensor(x) else x.strides
+        if any(step == 0 and n > 1 for step, n in zip(strides, x.shape)) and math.prod(x.shape):
+            raise ValueError(
+                f"attention_gradients: into.{name} is broadcast: several of its numbers are one in"
+                " memory, and each needs its own. Pass a copy of it."
+            )
     return {name: None if x is None else detached(x) for name, x in found.items()}
 
 
@@ -193,7 +222,7 @@ def _of_sinks(call: Call, statistics: RowStatistics[Any], delta: Any) -> Any:
     """``(Hq,)``: a sink's weight takes ``delta`` from every row."""
     xp = arrays_of(call.query)
     B, Hq, _, Lq, _ = call.sizes
-    maximum, total = (xp.cast(detached(x), "float64").reshape((B, Hq, Lq)) for x in statistics)
+    maximum, total = (xp.array(delta, detached(x)).reshape((B, Hq, Lq)) for x in statistics)
     with np.errstate(all="ignore"):
         sink = xp.cast(call.sinks, "float64")[:, None]
         weight = xp.where(total == 0, 0.0, xp.exp(sink - maximum) / total)

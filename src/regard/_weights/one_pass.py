@@ -339,15 +339,7 @@ class Reductions(LinearForms[ArrayT]):
             "strongest": lambda: Strongest(call, strongest),
             "pooled": lambda: Pool(call, pool, "max"),
         }
-        if isinstance(only, str):
-            raise TypeError(f"summary: only is a str; a list of names is needed, as in [{only!r}].")
-        if not isinstance(only, Iterable):
-            raise TypeError(f"summary: only is {a_type(only)}; a list of names is needed.")
-        only = tuple(only)  # what gives its names once would be read twice
-        if unknown := [name for name in only if name not in reductions]:
-            raise ValueError(
-                f"summary: there is no {unknown[0]!r}; there are {', '.join(reductions)}."
-            )
+        only = names_of(only)
         if self._weights_only:
             del reductions["lse"]
         names = [name for name in reductions if name in only]
@@ -355,6 +347,18 @@ class Reductions(LinearForms[ArrayT]):
         answers = dict(zip(names, whole._ask(*(reductions[name]() for name in names))))
         every: list[Any] = [answers.get(name) for name in WeightsSummary._fields]
         return WeightsSummary(*every)
+
+
+def names_of(only: Any) -> tuple[str, ...]:
+    """The names of ``only``, checked; what gives them once would be read twice."""
+    if isinstance(only, str):
+        raise TypeError(f"summary: only is a str; a list of names is needed, as in [{only!r}].")
+    if not isinstance(only, Iterable):
+        raise TypeError(f"summary: only is {a_type(only)}; a list of names is needed.")
+    names, known = tuple(only), WeightsSummary._fields
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"summary: there is no {unknown[0]!r}; there are {', '.join(known)}.")
+    return names
 
 
 def _copied(x: Any) -> Any:

@@ -75,7 +75,12 @@ def part_of(name: str, part: slice | None, n: int, what: str = "weights") -> sli
     part = slice(None) if part is None else part
     if not isinstance(part, slice):
         raise TypeError(f"{what}: {name} is {a_type(part)}; a slice is needed.")
-    start, stop, step = part.indices(n)
+    try:
+        start, stop, step = part.indices(n)
+    except (TypeError, ValueError) as error:  # its ends are no ints, or its step is 0
+        raise type(error)(
+            f"{what}: {name} is {part}; a slice of ints is needed, with a step of at least 1."
+        ) from None
     if step < 0:
         raise ValueError(f"{what}: {name} has the step {step}; a part goes upwards.")
     return slice(start, max(start, stop), step)

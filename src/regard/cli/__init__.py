@@ -118,6 +118,8 @@ def _carried_out(arguments: list[str] | None) -> tuple[int, str]:
     except MemoryError:
         return CommandError.code, "out of memory. Give a shorter text."
     except Exception as error:
+        if str(error).startswith("REGARD_TARGET="):  # the environment names what cannot run
+            return CommandError.code, one_line(error)
         # Usage errors; their class is not typer's own, and moved between its versions.
         if not hasattr(error, "format_message"):
             raise

@@ -10,6 +10,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from regard._base.errors import ShapeError, a_type
+from regard._weights.parts import int_of
 from regard.distributed._peers import Peers
 from regard.distributed._uncompiled import uncompiled
 
@@ -170,7 +171,7 @@ class Layout:
     def _check(self, name: str, x: Any, dim: int, count: int) -> None:
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"Layout.{name}: x is {a_type(x)}; a tensor is needed.")
-        if not -x.ndim <= dim < x.ndim:
+        if not -x.ndim <= int_of(f"Layout.{name}: dim", dim) < x.ndim:
             raise ShapeError(f"Layout.{name}: dim is {dim}, and x has {x.ndim} axes.")
         if x.shape[dim] != count:
             raise ShapeError(

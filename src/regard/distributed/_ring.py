@@ -41,9 +41,7 @@ class _Ring(torch.autograd.Function):
         sequence: Sequence, ahead: int, backend: BackendName,
     ) -> tuple[torch.Tensor, ...]:  # fmt: skip
         exact, maximum, total = _forward(sequence, query, key, value, sinks, ahead, backend)
-        asked, output = sequence.options.get("output_dtype"), exact
-        if asked is None or str(asked).removeprefix("torch.") == str(query.dtype)[6:]:
-            output = exact.to(query.dtype)
+        output = exact if "output_dtype" in sequence.options else exact.to(query.dtype)
         # The gradient of sinks is a sum over all rows: a narrow output's roundings are too much.
         kept = exact if sinks is not None and sinks.requires_grad else output
         ctx.save_for_backward(query, key, value, bias, sinks, kept, maximum, total)

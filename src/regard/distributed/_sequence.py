@@ -197,7 +197,7 @@ def read(
             " regard.distributed.Layout is needed, as in Layout(length, mesh['cp'])."
         )
     for name in _PLACES:
-        if name in options:
+        if options.pop(name, None) is not None:
             raise ValueError(
                 f"distributed.attention: {name} is given; the layout says where the tokens are."
             )
@@ -218,6 +218,9 @@ def read(
         choose(read_call(query, key, value, **of_scores), backend)
     if "seed" in options:
         options["seed"] = int(options["seed"])
+    options.pop("output_dtype", None)
+    if call.output_dtype is not None:  # another than the query's; by name, whatever it came as
+        options["output_dtype"] = call.output_dtype
     if call.edit_ranges is not None:  # positions are counted from the start
         options["edits"] = edits_of(call.edit_ranges, call.edit_factors)
     for name in ("segments", "intervals"):

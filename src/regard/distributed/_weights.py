@@ -15,8 +15,8 @@ from regard._base.types import ReceivedHow
 from regard._call.visible import sees
 from regard._operator.merging import merge
 from regard._weights.attention_weights import AttentionWeights
-from regard._weights.one_pass import WeightsSummary
-from regard._weights.parts import part_of
+from regard._weights.one_pass import WeightsSummary, names_of
+from regard._weights.parts import int_of, part_of
 from regard._weights.reductions import (
     Links,
     PerQuery,
@@ -150,18 +150,25 @@ class DistributedWeights:
 
         Raises:
             ValueError: an unknown name in ``only``.
+            TypeError: one name instead of a list.
         """
-        names = [name for name in _KINDS if name in only]
+        chosen: tuple[str, ...] = ()
+        error: Exception | None = None
+        try:
+            chosen = names_of(only)
+        except (TypeError, ValueError) as found:
+            error = found
+        names = [name for name in _KINDS if name in chosen]
         topk = min(topk, self._sequence.layout.length) if isinstance(topk, int) else topk
         told: dict[str, Any] = {
             "topk": topk,
             "strongest": strongest,
             "pool": pool,
-            "only": sorted(only),
+            "error": error,
         }
-        found = dict(zip(names, self._asked(*names, **told)))
-        found |= {"lse": self.lse} if "lse" in only else {}
-        every: list[Any] = [found.get(name) for name in WeightsSummary._fields]
+        answers = dict(zip(names, self._asked(*names, **told)))
+        answers |= {"lse": self.lse} if "lse" in chosen else {}
+        every: list[Any] = [answers.get(name) for name in WeightsSummary._fields]
         return WeightsSummary(*every)
 
     @uncompiled
@@ -170,11 +177,14 @@ class DistributedWeights:
 
         Raises:
             IndexError: there is no such position.
+            TypeError: it is no int.
         """
-        error = None
+        error: Exception | None = None
         try:
-            position = range(self._sequence.layout.length)[position]
-        except (IndexError, TypeError):
+            position = range(self._sequence.layout.length)[int_of("row: position", position)]
+        except TypeError as found:
+            error = found
+        except IndexError:
             error = IndexError(
                 f"row: position is {position!r}; the sequence has {self._sequence.layout.length}"
                 " tokens."
@@ -243,23 +253,20 @@ class DistributedWeights:
     @uncompiled
     def _asked(
         self, *names: str, how: Any = "sum", queries: Any = None, topk: Any = 8,
-        strongest: Any = 20, pool: Any = (512, 512), pool_how: str = "max", only: Any = (),
+        strongest: Any = 20, pool: Any = (512, 512), pool_how: str = "max",
+        error: Exception | None = None,
     ) -> list[Any]:  # fmt: skip
-        """What is named, in one pass over the keys of every rank."""
+        """What is named, in one pass over the keys of every rank; or an error of this one."""
         numbers = {
             "received": (how, queries), "topk": topk, "strongest": strongest,
             "pooled": (pool, pool_how),
         }  # fmt: skip
         fields = {"what is asked": ", ".join(names)}
         fields |= {name: repr(x) for name, x in numbers.items() if name in names}
-        error: Exception | None = None
         try:
-            if unknown := [name for name in only if name not in WeightsSummary._fields]:
-                known = ", ".join(WeightsSummary._fields)
-                raise ValueError(f"summary: there is no {unknown[0]!r}; there are {known}.")
             gathered = {name: self._empty(name, numbers.get(name)) for name in names}
         except Exception as found:
-            error = found
+            error = error or found
         self._agree(fields, error)
         received = self._visited(gathered)
         return [

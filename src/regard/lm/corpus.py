@@ -30,8 +30,8 @@ def read_texts(files: Iterable[str | Path]) -> dict[str, str]:
     Raises:
         FileNotFoundError: a file that is not there.
         TypeError: one name instead of a list.
-        ValueError: a pipe or device, a file that is not UTF-8 or above the limit, or no file that
-            holds any text.
+        ValueError: a pipe or device, a file that is not UTF-8, has a zero byte or is above the
+            limit, or no file that holds any text.
     """
     if isinstance(files, (str, bytes, os.PathLike)):
         raise TypeError(f"read_texts: files is {files!r}, one name; a list is needed: [{files!r}].")
@@ -40,6 +40,10 @@ def read_texts(files: Iterable[str | Path]) -> dict[str, str]:
         try:
             data = read_file(file, LIMIT_BYTES, "Cut it into several files.")
             texts[str(file)] = data.decode().removeprefix("\ufeff")
+            if (place := data.find(b"\0")) >= 0:  # of UTF-16, or of no text at all
+                raise ValueError(
+                    f"{file}: not a text; byte {place} is zero. Leave the file out, or convert it."
+                )
         except UnicodeDecodeError as error:
             raise ValueError(
                 f"{file}: not a text; byte {error.start} is no UTF-8. "

@@ -295,9 +295,14 @@ class LanguageModel:
         ``record`` takes each layer before it is computed; what it raises ends the pass.
 
         Raises:
-            ValueError: no ids, or one outside the vocabulary.
+            ValueError: no ids, one outside the vocabulary, or not one cache for each layer.
         """
         self._require_ids(ids, 1)
+        if caches and len(caches) != len(self.config.layers):
+            raise ValueError(
+                f"hidden: there are {len(caches)} caches for {len(self.config.layers)} layers; each"
+                " needs its own: new_caches()."
+            )
         start = caches[0].length if caches else 0
         x = _norm(self.weights["embedding"][list(ids)])
         for i, layer in enumerate(self.config.layers):

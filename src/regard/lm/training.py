@@ -282,6 +282,7 @@ def _tokenizer(folder: Path, settings: Settings, texts: Iterable[str]) -> BytePa
 
 def _claim(folder: Path, written: str, tokenizer: BytePairTokenizer) -> None:
     """Makes the folder that of the run, where it is not."""
+    _require_same(folder, written)  # another run may have begun while the texts were read
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / RUN).exists():
         _write(folder / RUN, written.encode())

@@ -223,11 +223,16 @@ def _require_none(failed: dict[int, BaseException]) -> None:
         return
     first = min(failed)
     named = ", ".join(map(str, sorted(failed)))
-    kind = "" if isinstance(failed[first], SurveyError) else f"{type(failed[first]).__name__}: "
     raise SurveyError(
-        f"survey: {'shard' if len(failed) == 1 else 'shards'} {named} could not be computed: {kind}"
-        f"{failed[first]} The others are done, or the same call computes them."
+        f"survey: {'shard' if len(failed) == 1 else 'shards'} {named} could not be computed:"
+        f" {_told(failed[first])} The others are done, or the same call computes them."
     ) from failed[first]
+
+
+def _told(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.filename is not None:  # as of a full disk
+        return f"{error.filename}: {error.strerror}."
+    return str(error) if isinstance(error, SurveyError) else f"{type(error).__name__}: {error}"
 
 
 # In a worker: whether to stop, and 1 and the tokens of each shard that has begun; shared, without

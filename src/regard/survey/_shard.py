@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import io
 import json
 import tempfile
@@ -28,7 +29,11 @@ with needed_by("regard.survey"):
     from pyarrow import parquet
 
 HEADS, DOCUMENTS = "heads", "documents"
-META = b"regard"
+META, META_SHA256 = b"regard", b"regard.sha256"
+# Nothing twice, and pages with checksums: bits that have changed are told, not read.
+WRITTEN: dict[str, Any] = {
+    "compression": "zstd", "write_page_checksum": True, "store_schema": False,
+}  # fmt: skip
 ROWS_AT_ONCE = 256  # of documents/, which are written as they come
 
 RECEIVER = pa.struct(
@@ -95,7 +100,7 @@ def write_shard(
     finally:
         if kept is not None:
             kept.close()
-    _write(_table(sums, facts), file_of(folder, number))
+    _write(_table(sums, number), facts, file_of(folder, number))
 
 
 def _measured(
@@ -142,10 +147,10 @@ def _with(facts: Facts, **more: Any) -> Facts:
     return dataclasses.replace(facts, **longer)
 
 
-def _table(sums: HeadSums, facts: Facts) -> pa.Table:
+def _table(sums: HeadSums, shard: int) -> pa.Table:
     n = len(sums._keys)
     columns: dict[str, Any] = {
-        "shard": pa.array([facts.shard] * n, pa.int64()),
+        "shard": pa.array([shard] * n, pa.int64()),
         "layer": pa.array([layer for layer, _ in sums._keys], pa.int64()),
         "head": pa.array([head for _, head in sums._keys], pa.int64()),
     }
@@ -166,8 +171,11 @@ def _table(sums: HeadSums, facts: Facts) -> pa.Table:
         if name not in columns:
             x = total_of(sums._sums[name]) if name in SUMS else sums._counts[name]
             columns[name] = _array(x)
-    meta = json.dumps(dataclasses.asdict(facts), ensure_ascii=False)
-    return pa.table(columns).replace_schema_metadata({META: meta.encode(errors="backslashreplace")})
+    return pa.table(columns)
+
+
+def _sha256(meta: bytes) -> bytes:
+    return hashlib.sha256(meta).hexdigest().encode()
 
 
 def _written(receiver: TopReceiver) -> dict[str, Any]:
@@ -182,9 +190,13 @@ def _array(x: np.ndarray) -> Any:
     return pa.ListArray.from_arrays(ends, pa.array(x.ravel()))
 
 
-def _write(table: pa.Table, path: Path) -> None:
+def _write(table: pa.Table, facts: Facts, path: Path) -> None:
     buffer = io.BytesIO()
-    parquet.write_table(table, buffer, compression="zstd")
+    told = json.dumps(dataclasses.asdict(facts), ensure_ascii=False)
+    meta = told.encode(errors="backslashreplace")
+    with parquet.ParquetWriter(buffer, table.schema, **WRITTEN) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata({META: meta, META_SHA256: _sha256(meta)})
     with replaced_when_complete(path) as file:
         file.write(buffer.getbuffer())
 
@@ -202,7 +214,7 @@ class _Documents:
         self._schema = pa.schema(
             [("document", pa.int64()), ("tokens", pa.int64()), *zip(names, types)]
         )
-        self._writer = parquet.ParquetWriter(self._file, self._schema, compression="zstd")
+        self._writer = parquet.ParquetWriter(self._file, self._schema, **WRITTEN)
 
     def add(self, document: int, own: HeadSums) -> None:
         """Adds one; its heads in the order of their numbers."""
@@ -244,7 +256,11 @@ def read_facts(path: Path) -> Facts:
     """
     with _of_survey(path):
         with open_file(path) as file:  # pyarrow takes no name that is not UTF-8
-            found = json.loads(parquet.read_schema(file).metadata[META])
+            metadata = parquet.read_metadata(file).metadata or {}
+        meta = metadata[META]
+        if metadata.get(META_SHA256, _sha256(meta)) != _sha256(meta):
+            raise ValueError("what it says of its documents is damaged")
+        found = json.loads(meta)
         found["unreadable"] = [tuple(pair) for pair in found["unreadable"]]
         for name in ("cut", "empty", "unreadable"):
             found[name] = tuple(found[name])
@@ -260,7 +276,7 @@ def read_sums(path: Path) -> HeadSums:
     facts = read_facts(path)
     with _of_survey(path):
         with open_file(path) as file:
-            table = parquet.read_table(file)
+            table = parquet.read_table(file, page_checksum_verification=True)
         keys = list(zip(table["layer"].to_pylist(), table["head"].to_pylist()))
         counts = {name: _column(table, name, axes) for name, axes in COUNTS.items()}
         sums = {name: _column(table, name, axes) for name, axes in SUMS.items()}
@@ -286,7 +302,7 @@ def _of_survey(path: Path) -> Iterator[None]:
     """Says of a file that cannot be read that it is none of a survey."""
     try:
         yield
-    except (pa.ArrowException, KeyError, OSError, TypeError, ValueError) as error:
+    except (pa.ArrowException, AttributeError, KeyError, OSError, TypeError, ValueError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # the system's, not pyarrow's
             raise
         raise ValueError(
@@ -296,7 +312,8 @@ def _of_survey(path: Path) -> Iterator[None]:
 
 
 def names_of(folder: Path) -> Sequence[int]:
-    """Numbers of the shards that are done."""
+    """Numbers of the shards that are done; a file by another name, as ``1.parquet``, is none."""
+    found = ((path, path.stem) for path in (folder / HEADS).glob("*.parquet"))
     return sorted(
-        int(path.stem) for path in (folder / HEADS).glob("*.parquet") if path.stem.isdecimal()
+        int(stem) for path, stem in found if stem.isdecimal() and path == file_of(folder, int(stem))
     )

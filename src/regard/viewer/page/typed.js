@@ -103,7 +103,7 @@ class TypedPage {
    */
   async #show(about, signal) {
     const request = overHttp(typedOf(about).reading ?? "");
-    const head = await this.#headFor(about);
+    const head = await this.#headFor(about, signal);
     if (signal.aborted) return;
     this.shown?.end();
     this.#follow(typedOf(about).text, head);
@@ -120,18 +120,25 @@ class TypedPage {
 
   /**
    * The name of the head to open at: the one of the address, until another text tells more by another;
-   * a head that was chosen stays.
+   * a head that was chosen stays, also one that is chosen meanwhile.
    * @param {About} about
+   * @param {AbortSignal} signal
    */
-  async #headFor(about) {
+  async #headFor(about, signal) {
     const named = headOfHash(location.hash);
     const isFirst = about === this.first;
     if (named && isFirst) return named;
-    if (named && !this.told && typedOf(this.first).reading)
-      this.told = await tellingHead(this.first);
-    if (named && named !== this.told) return named;
-    this.told = await tellingHead(about);
-    return this.told;
+    if (named && !this.told && typedOf(this.first).reading) {
+      const told = await tellingHead(this.first);
+      this.told ||= told;
+    }
+    if (named && named !== this.told) return headOfHash(location.hash);
+    const told = await tellingHead(about);
+    if (signal.aborted) return named;
+    const now = headOfHash(location.hash);
+    if (now !== named) return now;
+    this.told = told;
+    return told;
   }
 
   /**

@@ -37,7 +37,8 @@ export async function chooseFirst(context) {
   if (!isStill(selection, where)) return chooseFirst(context);
   if (selection.query !== null && selection.key !== null) return;
   const key = selection.key ?? strongest(values, where) ?? 0;
-  selection.set(selection.query === null ? { query, key } : { key }, { step: false, since });
+  const chosen = selection.query === null ? { query, key } : { key };
+  selection.set(chosen, { step: false, since, isChoice: false });
 }
 
 /**
@@ -46,10 +47,10 @@ export async function chooseFirst(context) {
  * @param {number} query
  */
 export async function lookFrom({ selection, source, said }, query) {
-  const since = said();
+  const [since, isLatest] = [said(), selection.begins()];
   const where = selection.where;
   const { values } = await source.row({ ...where, query });
-  if (!isStill(selection, where)) return;
+  if (!isLatest() || !isStill(selection, where)) return;
   selection.set({ query, key: strongest(values, where) ?? selection.key ?? 0 }, { since });
 }
 
@@ -60,10 +61,10 @@ export async function lookFrom({ selection, source, said }, query) {
  */
 export async function lookAt(context, key) {
   const { selection, source } = context;
-  const since = context.said();
+  const [since, isLatest] = [context.said(), selection.begins()];
   const where = selection.where;
   const { values, coverage } = await source.column({ ...where, key });
-  if (!isStill(selection, where)) return;
+  if (!isLatest() || !isStill(selection, where)) return;
   if (coverage < 1) context.because = "the strongest of the rows read so far";
   selection.set({ key, query: strongest(values, where) ?? selection.query ?? 0 }, { since });
 }

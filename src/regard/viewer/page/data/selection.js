@@ -82,6 +82,8 @@ const STEPS = [
   "other",
 ];
 const SHORT_TEXT = 200; // tokens; shorter ones are shown by words
+/** @type {(keyof Fields)[]} */
+const CHOSEN = ["recording", "layer", "head", "heads", "query", "queries", "key"];
 // Browsers refuse more than some twenty changes of the address a second.
 const ADDRESS_MS = 200;
 
@@ -127,6 +129,7 @@ export class Selection extends EventTarget {
     /** @type {Map<string, LargestEffects["largest"]>} by recording and kind, where it is known */
     this.largest = new Map();
     this.ended = false;
+    this.choices = 0; // counts up with each, also where it waits for numbers
     this.repeats = false; // while a key is held down: no step back for each of its moves
     /** @type {number | undefined} of an address that is not written yet */
     this.timer = undefined;
@@ -157,12 +160,13 @@ export class Selection extends EventTarget {
   /**
    * Sets some fields, each to the nearest value that exists, and notifies the listeners. `step`:
    * whether Back may undo it alone; `since`: how much had been said when the choice began, where a
-   * response came between.
+   * response came between; `isChoice`: whether those that still wait give way to it.
    * @param {Partial<Fields>} fields
-   * @param {{step?: boolean, since?: number}} [how]
+   * @param {{step?: boolean, since?: number, isChoice?: boolean}} [how]
    */
-  set(fields, { step = !this.repeats, since } = {}) {
+  set(fields, { step = !this.repeats, since, isChoice = true } = {}) {
     if (this.ended) return;
+    if (isChoice && CHOSEN.some((name) => name in fields)) this.choices++;
     const [before, scale, effect] = [this.#fields(), this.usedScale, this.effect];
     Object.assign(this, this.#moved(fields), fields);
     this.#mend();
@@ -182,6 +186,15 @@ export class Selection extends EventTarget {
         write("replaceState", this.#fields());
       }, ADDRESS_MS);
     }
+  }
+
+  /**
+   * Begins a choice that waits for numbers; the function tells whether none came after it.
+   * @returns {() => boolean}
+   */
+  begins() {
+    const own = ++this.choices;
+    return () => own === this.choices;
   }
 
   // Notifies of every field again, as after a failure.
@@ -342,6 +355,7 @@ export class Selection extends EventTarget {
 
   #follow() {
     this.#stopTimer();
+    this.choices++;
     const before = this.#fields();
     Object.assign(this, DEFAULTS, fromHash(this.about, location.hash, this.opens));
     this.#mend();

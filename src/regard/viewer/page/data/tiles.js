@@ -52,7 +52,7 @@ export class Tiles {
     const whole = { ...where, plane };
     this.where = whole;
     this.level = level;
-    const head = `${headName(where)}/${plane}`;
+    const head = `${headName(where)}/${where.on}/${where.against}/${plane}`;
     if (head !== this.head) this.#clear();
     this.head = head;
     /** @type {typeof this.wanted} */
@@ -199,6 +199,7 @@ export class Tiles {
     this.partial.clear();
     this.shown.clear();
     this.resting.clear();
+    this.error = null;
   }
 }
 

@@ -58,15 +58,16 @@ function partAround(before, at, count, most) {
  * @param {Place} where
  * @param {number[]} rows in order
  * @param {number[]} columns
+ * @param {AbortSignal} signal
  * @returns {Promise<{values: Float32Array, lost: Lost}>}
  */
-export async function readWindow(source, where, rows, columns) {
+export async function readWindow(source, where, rows, columns, signal) {
   const found = new Float32Array(rows.length * columns.length);
   const none = new Uint8Array(found.length);
   for (const row of tilesOf(rows))
     for (const column of tilesOf(columns)) {
       const place = { ...where, plane: /** @type {const} */ ("max"), level: 0, row, column };
-      const { values, lost } = await wholeTile(source, place);
+      const { values, lost } = await wholeTile(source, place, signal);
       rows.forEach((query, i) => {
         if (Math.floor(query / TILE) !== row) return;
         columns.forEach((key, j) => {
@@ -88,9 +89,11 @@ function tilesOf(places) {
 /**
  * @param {Source} source
  * @param {TilePlace} where
+ * @param {AbortSignal} signal that it is no longer needed
  */
-async function wholeTile(source, where) {
+async function wholeTile(source, where, signal) {
   for (;;) {
+    signal.throwIfAborted();
     const found = await source.tile(where);
     if (found.coverage === 1) return found;
     await new Promise((resolve) => setTimeout(resolve, PART_AGAIN_MS));

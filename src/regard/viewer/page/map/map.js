@@ -211,7 +211,7 @@ export class HeadMapView {
     const { view } = this;
     const there = viewWith(view, q, k, this.size, this.extent);
     const same = there.x === view.x && there.y === view.y;
-    if (!same) this.show(there);
+    if (!same && this.size.width) this.show(there); // a hidden map keeps its view
     this.selection.set({ query: q, key: k }, { since });
   }
 
@@ -223,9 +223,10 @@ export class HeadMapView {
    */
   choose(frame, row, column) {
     const side = 2 ** frame.view.level;
-    const since = this.context.said();
+    const [since, isLatest] = [this.context.said(), this.selection.begins()];
     const middle = (/** @type {number} */ bin) => bin * side + Math.floor(side / 2);
     const go = (/** @type {Link | null} */ found) => {
+      if (!isLatest()) return;
       const [there, at] = found ?? [middle(row), middle(column)];
       const { query, key } = this.#from(frame, there, at);
       const { queries, tokens } = this.selection.recordingFacts;

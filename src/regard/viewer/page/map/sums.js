@@ -176,9 +176,13 @@ export class MapSums {
       const columns = values.subarray(queries);
       const most = columns.reduce((most, sum) => (sum > most ? sum : most), 1e-30);
       this.known.set(name, { rows: values.subarray(0, queries), columns, most, coverage });
-      if (coverage < 1) setTimeout(() => this.room && this.#request(name, where), SUMS_AGAIN_MS);
+      if (coverage < 1) setTimeout(again, SUMS_AGAIN_MS);
       this.changed();
       this.again();
+    };
+    const again = () => {
+      if (this.room) this.#request(name, where);
+      else this.known.delete(name); // to be requested where sums are shown again
     };
     this.context.source.sums(where).then(keep, (error) => {
       this.known.delete(name);

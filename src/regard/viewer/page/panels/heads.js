@@ -159,6 +159,7 @@ class HeadsPanel {
 
   end() {
     this.run++;
+    this.effects = [];
   }
 
   get #orders() {
@@ -223,12 +224,15 @@ class HeadsPanel {
     /** @type {number[]} */
     const left = [];
     await this.context.drawn;
+    const isStill = () => run === this.run;
     for (const layer of layers) {
+      if (!isStill()) return;
       const { recording, first } = this.selection;
       const asked = { recording, layer, first: first || undefined };
       const facts = await this.context.source.heads(asked);
+      if (!isStill()) return;
       const change = await readChange(this.context, layer);
-      if (run !== this.run) return;
+      if (!isStill()) return;
       this.facts[layer] = facts;
       this.changes[layer] = change;
       this.grid.show(this.changes, this.dark);
@@ -262,21 +266,24 @@ class HeadsPanel {
    * @param {EffectKind} effect
    */
   async #requestEffects(layers, recording, effect) {
+    const { effects } = this;
+    const isStill = () => this.effects === effects;
     await this.context.drawn;
     /** @type {number[]} */
     const left = [];
     for (const layer of layers) {
-      const isStill = () => this.effect === effect && this.selection.recording === recording;
       if (!isStill()) return;
       const found = await this.context.source.effectThumbnails({ recording, layer, effect });
       if (!isStill()) return;
-      this.effects[layer] = found;
+      effects[layer] = found;
       if (found.coverage < 1 && !found.settled) left.push(layer);
       for (const cell of this.#cellsOf(layer)) this.#paint(cell);
       this.#explain();
     }
-    if (left.length)
-      setTimeout(() => this.#requestEffects(left, recording, effect).catch(unlessSaid), AGAIN_MS);
+    const again = () => {
+      if (isStill()) this.#requestEffects(left, recording, effect).catch(unlessSaid);
+    };
+    if (left.length) setTimeout(again, AGAIN_MS);
   }
 
   /**

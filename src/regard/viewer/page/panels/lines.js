@@ -60,7 +60,7 @@ class LinesPanel {
   constructor(context) {
     this.context = context;
     this.selection = context.selection;
-    this.run = 0;
+    this.reading = new AbortController();
     /** @type {FoundLines | null} */
     this.found = null;
     /** @type {Pointed | null} the token whose lines alone are drawn */
@@ -96,7 +96,7 @@ class LinesPanel {
   }
 
   end() {
-    this.run++;
+    this.reading.abort();
     this.observer.disconnect();
   }
 
@@ -122,20 +122,22 @@ class LinesPanel {
 
   #read() {
     const { view, query, key } = this.selection;
-    const run = ++this.run;
+    this.reading.abort();
+    this.reading = new AbortController();
     if (view === "lines" && query !== null && key !== null)
-      this.#request(run, query, key).catch(unlessSaid);
+      this.#request(this.reading.signal, query, key).catch(unlessSaid);
   }
 
   /**
-   * @param {number} run
+   * @param {AbortSignal} signal
    * @param {number} query
    * @param {number} key
    */
-  async #request(run, query, key) {
+  async #request(signal, query, key) {
     const { context, selection } = this;
     const { recording, oneHead, usedUnit: unit } = selection;
     const texts = await context.texts(recording);
+    if (signal.aborted) return;
     const { keys, queries, offset } = texts;
     const isSame = this.found?.texts === texts && this.found.unit === unit;
     const before = isSame ? this.found : null;
@@ -150,11 +152,12 @@ class LinesPanel {
         { ...oneHead, head },
         rows.places,
         columns.places,
+        signal,
       );
       return { head, entry: entries[n], weights: values.map(Math.exp), lost };
     };
     const heads = await Promise.all(places.map(read));
-    if (run !== this.run) return;
+    if (signal.aborted) return;
     this.found = { texts, unit, rows, columns, heads };
     this.#show();
   }

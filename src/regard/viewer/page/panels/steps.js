@@ -18,8 +18,10 @@ import { makeStages, STAGES, stageSigns, stagesOf } from "./stages.js";
 /** @import { Stage } from "./stages.js" */
 
 /**
- * The steps shown: of all queries and keys, or of one query and its strongest keys.
- * @typedef {{steps: Steps, text: Texts, all: boolean, seen: number}} FoundSteps
+ * The steps shown: of all queries and keys, or of one query and its strongest keys; `name` and
+ * `facts` are those of the head.
+ * @typedef {{steps: Steps, text: Texts, all: boolean, seen: number, name: string,
+ *   facts: LayerFacts}} FoundSteps
  */
 
 /** @typedef {Exclude<keyof Steps, "queries" | "keys">} StepName */
@@ -179,7 +181,7 @@ class StepsPanel {
    */
   async #request(run, query, key) {
     const { source, texts } = this.context;
-    const { recording } = this.selection;
+    const { recording, name, layerFacts: facts } = this.selection;
     const where = this.selection.whereOfTokens;
     const text = await texts(recording);
     const row = (await source.row({ ...where, query })).values;
@@ -189,7 +191,7 @@ class StepsPanel {
     const parameters = { ...where, queries: queries.join(), keys: chosen.join() };
     const steps = await source.steps(parameters);
     if (run !== this.run) return;
-    this.found = { steps, text, all, seen: countSeen(row) };
+    this.found = { steps, text, all, seen: countSeen(row), name, facts };
     this.#show();
   }
 
@@ -203,8 +205,7 @@ class StepsPanel {
 
   #show() {
     if (!this.found) return;
-    const { steps, text, all } = this.found;
-    const facts = this.selection.layerFacts;
+    const { steps, text, all, name: head, facts } = this.found;
     const stages = stagesOf(steps);
     const stage = stages.find((name) => name === this.stage) ?? stages[stages.length - 1];
     this.stages.element.hidden = !all;
@@ -224,7 +225,7 @@ class StepsPanel {
     this.element.classList.toggle("regard-one-query", !all);
     this.element.classList.toggle("regard-band", this.sizes !== null);
     this.#signs(facts);
-    this.title.textContent = `Steps of ${this.selection.name} · ${formulaText(steps, facts)}`;
+    this.title.textContent = `Steps of ${head} · ${formulaText(steps, facts)}`;
     const parts = [];
     if (!all)
       parts.push(
@@ -349,7 +350,7 @@ class StepsPanel {
   // Outlines the row and column of the chosen cell, and writes its arithmetic.
   #mark() {
     if (!this.found) return;
-    const { steps, text, all, seen } = this.found;
+    const { steps, text, all, seen, facts } = this.found;
     const { query, key } = this.selection;
     if (query === null || key === null) return;
     const i = steps.queries.indexOf(query);
@@ -369,7 +370,6 @@ class StepsPanel {
       key: text.keys.label(key, 12),
       keys: steps.keys.map((n) => text.keys.label(n, 12)),
     };
-    const facts = this.selection.layerFacts;
     const places = { query: (text.offset ?? 0) + query, key };
     const of = { steps, i, j, names, places, seen, dim: this.valueDim, facts };
     showArithmetic(this.arithmetic, arithmeticLines(of));
