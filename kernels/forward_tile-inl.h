@@ -54,19 +54,21 @@ struct PackedKV {
     int64_t head, low, high;
   };
   Range* held;             // which keys are packed; zeros, none, when the thread begins
-  Word* keys = nullptr;    // panels, or [high - low][row_words(D)]; or null
+  Word* keys = nullptr;    // [high - low][row_words(D)], or null
+  bool has_long_keys;      // whether keys lie in panels
   Word* values = nullptr;  // panels, or [words(high - low)][Dv]; or null
 
   PackedKV(const Forward& f, Scratch& scratch) {
     const Problem& p = *f.problem;
     constexpr int64_t size = sizeof(typename E::Bits);
     const bool many = row_tiles_of<E>(p) >= kTilesOfPanels * f.threads;
-    const bool long_keys = kHasKeyPanels<E> && many && p.D * size >= kLongRow;
+    has_long_keys = kHasKeyPanels<E> && many && p.D * size >= kLongRow;
     const bool in_few_sets = many && p.value.strides[2] % 512 == 0;
     const bool packs_values = E::pack > 1 || are_packed(p.value, p.Dv) || in_few_sets;
     const int64_t whole_tiles = (p.Lk + E::keys - 1) / E::keys * E::keys;
     const int64_t value_words = packs_values ? pair_words<E>(whole_tiles, p.Dv) : 0;
-    int64_t key_words = are_packed(p.key, p.D) || long_keys ? whole_tiles * E::row_words(p.D) : 0;
+    const bool packs_keys = are_packed(p.key, p.D) || has_long_keys;
+    int64_t key_words = packs_keys ? whole_tiles * E::row_words(p.D) : 0;
     const auto is_too_much = [&] {
       return (key_words + value_words) * int64_t(sizeof(Word)) > kMost;
     };
@@ -99,11 +101,13 @@ struct PackedKV {
 
   // Packs n keys behind those that are packed.
   void add_keys(const Problem& p, const char* key, int64_t count, int64_t n) const {
+    if constexpr (kHasKeyPanels<E>)
+      if (has_long_keys) return add_long_keys(p, key, count, n);
+    pack_rows<E>(key, p.key.strides[2], n, p.D, keys + count * E::row_words(p.D));
+  }
+
+  void add_long_keys(const Problem& p, const char* key, int64_t count, int64_t n) const {
     const int64_t stride = p.key.strides[2], size = sizeof(typename E::Bits);
-    if constexpr (!kHasKeyPanels<E>) {
-      pack_rows<E>(key, stride, n, p.D, keys + count * E::row_words(p.D));
-      return;
-    }
     for (int64_t j = count; j < count + n; ++j, key += stride)
       for (int64_t d = 0; d < p.D; d += kTerms) {
         const int64_t terms = p.D - d < kTerms ? p.D - d : kTerms, row = j % E::keys;
@@ -375,7 +379,7 @@ static Matrix keys_of(const Problem& p, const ForwardMemory<E>& m, const KeyTile
   if (few_queries<E>(p)) return {key, stride};
   if (tile.packed && m.packed.keys)
     return {m.packed.keys + (tile.j0 - m.packed.held->low) * words,
-            words * int64_t(sizeof(typename E::Word)), kHasKeyPanels<E>};
+            words * int64_t(sizeof(typename E::Word)), m.packed.has_long_keys};
   if (!PackedKV<E>::are_packed(p.key, p.D)) return {key, stride};
   return pack_rows<E>(key, stride, tile.keys, p.D, m.keys);
 }
