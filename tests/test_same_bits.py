@@ -1,6 +1,5 @@
 """Looking changes no number: the output has the same bits in every way of asking for it."""
 
-
 import numpy as np
 import pytest
 import torch
