@@ -42,39 +42,30 @@ constexpr int64_t kPanel = 4 * kRows;
 // Keys and values that are packed before they are multiplied, once for all tiles of queries of a
 // head that a thread takes one after another: where words cannot be read in place, and where rows
 // lie apart, as those of a head between other heads: they fall into few sets of the caches, each
-// into a page of its own. So do the values of a column where rows are multiples of 512 bytes; and
-// long keys that come from beyond L2 are one stream in panels, which prefetchers follow, where rows
-// are four. Packing these takes less time than it spares where a thread has many tiles of queries.
+// into a page of its own. So do the values of a column where rows are multiples of 512 bytes:
+// packing these takes less time than it spares where a thread has many tiles of queries.
 template <class E>
 struct PackedKV {
   typedef typename E::Word Word;
-  static constexpr int64_t kMost = 8 << 20;  // bytes of a thread
-  static constexpr int64_t kTilesOfPanels = 16, kLongRow = 512;
+  static constexpr int64_t kMost = 4 << 20;  // bytes of a thread
+  static constexpr int64_t kTilesOfPanels = 16;
   struct Range {
     int64_t head, low, high;
   };
   Range* held;             // which keys are packed; zeros, none, when the thread begins
-  Word* keys = nullptr;    // [high - low][row_words(D)], or null
-  bool has_long_keys;      // whether keys lie in panels
+  Word* keys = nullptr;    // [high - low][words(D)], or null
   Word* values = nullptr;  // panels, or [words(high - low)][Dv]; or null
 
   PackedKV(const Forward& f, Scratch& scratch) {
     const Problem& p = *f.problem;
-    constexpr int64_t size = sizeof(typename E::Bits);
-    const bool many = row_tiles_of<E>(p) >= kTilesOfPanels * f.threads;
-    has_long_keys = kHasKeyPanels<E> && many && p.D * size >= kLongRow;
-    const bool in_few_sets = many && p.value.strides[2] % 512 == 0;
+    const int64_t key_words = are_packed(p.key, p.D) ? p.Lk * E::row_words(p.D) : 0;
+    const bool in_few_sets =
+        p.value.strides[2] % 512 == 0 && row_tiles_of<E>(p) >= kTilesOfPanels * f.threads;
     const bool packs_values = E::pack > 1 || are_packed(p.value, p.Dv) || in_few_sets;
     const int64_t whole_tiles = (p.Lk + E::keys - 1) / E::keys * E::keys;
     const int64_t value_words = packs_values ? pair_words<E>(whole_tiles, p.Dv) : 0;
-    const bool packs_keys = are_packed(p.key, p.D) || has_long_keys;
-    int64_t key_words = packs_keys ? whole_tiles * E::row_words(p.D) : 0;
-    const auto is_too_much = [&] {
-      return (key_words + value_words) * int64_t(sizeof(Word)) > kMost;
-    };
     held = scratch.take<Range>(1);  // first: these bytes of a thread's scratch stay
-    if (is_too_much()) key_words = 0;
-    if (row_tiles_of<E>(p) < 2 || is_too_much()) return;
+    if (row_tiles_of<E>(p) < 2 || (key_words + value_words) * int64_t(sizeof(Word)) > kMost) return;
     if (key_words) keys = scratch.take<Word>(key_words);
     if (value_words) values = scratch.take<Word>(value_words);
   }
@@ -94,32 +85,14 @@ struct PackedKV {
     if (held->head != head || from < held->low || from > held->high) *held = {head, from, from};
     const int64_t high = held->high, count = high - held->low, n = to - high;
     if (n <= 0) return;
-    if (keys) add_keys(p, p.key.at(b, kv, high), count, n);
+    if (keys)
+      pack_rows<E>(p.key.at(b, kv, high), p.key.strides[2], n, p.D,
+                   keys + count * E::row_words(p.D));
     if (values) add_values(p, p.value.at(b, kv, high), count, n);
     held->high = to;
   }
 
-  // Packs n keys behind those that are packed.
-  void add_keys(const Problem& p, const char* key, int64_t count, int64_t n) const {
-    if constexpr (kHasKeyPanels<E>)
-      if (has_long_keys) return add_long_keys(p, key, count, n);
-    pack_rows<E>(key, p.key.strides[2], n, p.D, keys + count * E::row_words(p.D));
-  }
-
-  void add_long_keys(const Problem& p, const char* key, int64_t count, int64_t n) const {
-    const int64_t stride = p.key.strides[2], size = sizeof(typename E::Bits);
-    for (int64_t j = count; j < count + n; ++j, key += stride)
-      for (int64_t d = 0; d < p.D; d += kTerms) {
-        const int64_t terms = p.D - d < kTerms ? p.D - d : kTerms, row = j % E::keys;
-        Word words[kTerms];
-        pack_rows<E>(key + d * size, stride, 1, terms, words);
-        Word* const to =
-            keys + (j - row) * p.D + E::keys * d + row / kPanelRows * kPanelRows * terms;
-        for (int64_t t = 0; t < terms; ++t) to[t * kPanelRows + row % kPanelRows] = words[t];
-      }
-  }
-
-  // Likewise values.
+  // Packs n values behind those that are packed.
   void add_values(const Problem& p, const char* value, int64_t count, int64_t n) const {
     const int64_t stride = p.value.strides[2], size = sizeof(typename E::Bits);
     if constexpr (E::pack > 1) {
@@ -376,12 +349,10 @@ template <class E>
 static Matrix keys_of(const Problem& p, const ForwardMemory<E>& m, const KeyTile& tile) {
   const char* const key = p.key.at(m.rows.b, tile.kv, tile.j0);
   const int64_t stride = p.key.strides[2], words = E::row_words(p.D);
-  if (few_queries<E>(p)) return {key, stride};
-  if (tile.packed && m.packed.keys)
-    return {m.packed.keys + (tile.j0 - m.packed.held->low) * words,
-            words * int64_t(sizeof(typename E::Word)), m.packed.has_long_keys};
-  if (!PackedKV<E>::are_packed(p.key, p.D)) return {key, stride};
-  return pack_rows<E>(key, stride, tile.keys, p.D, m.keys);
+  if (few_queries<E>(p) || !PackedKV<E>::are_packed(p.key, p.D)) return {key, stride};
+  if (!tile.packed || !m.packed.keys) return pack_rows<E>(key, stride, tile.keys, p.D, m.keys);
+  return {m.packed.keys + (tile.j0 - m.packed.held->low) * words,
+          words * int64_t(sizeof(typename E::Word))};
 }
 
 // Whether the values of a tile lie in panels.
@@ -464,17 +435,9 @@ static void score_tile(const Problem& p, const Scaling<E>& scaling, ForwardMemor
   const Matrix k = keys_of(p, m, tile);
   __builtin_memcpy(m.new_maximum, m.state.maximum, sizeof(Real) * E::rows);
   if (!E::tiles && tile.unmasked && words <= kTerms && !few_queries<E>(p)) {
-    const auto multiply_all = [&](auto multiply, int64_t stride, int64_t panel) {
-      multiply(rows.vectors, rows.q, E::rows, k.data, stride, words, tile.keys, m.scores, E::rows,
-               m.new_maximum, prefetcher, panel);
-    };
-    constexpr int64_t of_term = kPanelRows * sizeof(typename E::Word);
-    if constexpr (kHasKeyPanels<E>)
-      if (k.in_panels)
-        multiply_all(multiply<typename E::Op, true, Epilogue::set_and_maximum>, of_term,
-                     words * of_term);
-    if (!k.in_panels)
-      multiply_all(multiply<typename E::Op, false, Epilogue::set_and_maximum>, k.stride, 0);
+    multiply<typename E::Op, false, Epilogue::set_and_maximum>(
+        rows.vectors, rows.q, E::rows, k.data, k.stride, words, tile.keys, m.scores, E::rows,
+        m.new_maximum, prefetcher);
   } else {
     multiply_keys<E>(p, rows, tile_mask, kv, j0, tile.keys, k, m.scores, prefetcher);
     if (!tile.unmasked)

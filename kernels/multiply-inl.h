@@ -122,25 +122,19 @@ static inline void register_block(const typename Op::Word* x, int64_t ldx, const
   }
 }
 
-// Rows in one panel of an operand: those of a register block, side by side.
-constexpr int kPanelRows = 4;
-
-// Rows of sums, [rows][vectors], of an operand in rows, `transposed`, or in panels, which lie
-// `panel` bytes apart; 0 where it has none. Not inlined: in a larger function the compiler spills
-// the register block. Aligned: where the loop lies in the lines of decoded instructions makes a
-// difference of 6 % on a first Zen.
+// Not inlined: in a larger function the compiler spills the register block. Aligned: where the loop
+// lies in the lines of decoded instructions makes a difference of 6 % on a first Zen.
 template <class Op, bool transposed, Epilogue epilogue, int V>
 __attribute__((noinline, aligned(64))) static void register_blocks(
     const typename Op::Word* x, int64_t ldx, const char* a, int64_t lda, int64_t terms,
     int64_t rows, typename Op::Real* out, int64_t ldo, typename Op::Real* maximum,
-    Prefetcher* prefetcher, int64_t panel) {
+    Prefetcher* prefetcher) {
   // Few vectors take more rows: as many independent sums hide the latency of a multiply-add.
   constexpr int tall = V == kVectors ? kRows : kVectors / V * 4;
-  const int64_t row = transposed ? int64_t(sizeof(typename Op::Word)) : lda;
-  const int64_t step = panel ? panel / kPanelRows : row;
+  const int64_t step = transposed ? int64_t(sizeof(typename Op::Word)) : lda;
   int64_t r = 0;
   // 8 rows are 4 and 4, not 6 and twice 1.
-  for (; r + tall <= rows && (tall != 6 || rows - r != 8) && (tall == 4 || !panel); r += tall) {
+  for (; r + tall <= rows && (tall != 6 || rows - r != 8); r += tall) {
     if (prefetcher) prefetcher->prefetch_some();
     register_block<Op, transposed, epilogue, tall, V>(x, ldx, a + r * step, lda, terms,
                                                       out + r * ldo, ldo, maximum);
@@ -149,17 +143,16 @@ __attribute__((noinline, aligned(64))) static void register_blocks(
     for (; r + 4 <= rows; r += 4)
       register_block<Op, transposed, epilogue, 4, V>(x, ldx, a + r * step, lda, terms,
                                                      out + r * ldo, ldo, maximum);
-  for (const int64_t first = r; r < rows; ++r)
-    register_block<Op, transposed, epilogue, 1, V>(x, ldx, a + first * step + (r - first) * row,
-                                                   lda, terms, out + r * ldo, ldo, maximum);
+  for (; r < rows; ++r)
+    register_block<Op, transposed, epilogue, 1, V>(x, ldx, a + r * step, lda, terms, out + r * ldo,
+                                                   ldo, maximum);
 }
 
-// The product for any number of vectors; `panel` as above, where rows begin with a panel.
+// The product for any number of vectors.
 template <class Op, bool transposed, Epilogue epilogue>
 static void multiply(int vectors, const typename Op::Word* x, int64_t ldx, const void* a,
                      int64_t lda, int64_t terms, int64_t rows, typename Op::Real* out, int64_t ldo,
-                     typename Op::Real* maximum = nullptr, Prefetcher* prefetcher = nullptr,
-                     int64_t panel = 0) {
+                     typename Op::Real* maximum = nullptr, Prefetcher* prefetcher = nullptr) {
   constexpr int most = kVectors, n = Simd<typename Op::Real>::lanes;
   for (int passes = (vectors + most - 1) / most; passes > 0; --passes) {
     const int v = (vectors + passes - 1) / passes;  // 5 are 3 and 2, not 4 and 1
@@ -167,19 +160,19 @@ static void multiply(int vectors, const typename Op::Word* x, int64_t ldx, const
     switch (v) {
       case 1:
         register_blocks<Op, transposed, epilogue, 1>(x, ldx, from, lda, terms, rows, out, ldo,
-                                                     maximum, prefetcher, panel);
+                                                     maximum, prefetcher);
         break;
       case 2:
         register_blocks<Op, transposed, epilogue, 2>(x, ldx, from, lda, terms, rows, out, ldo,
-                                                     maximum, prefetcher, panel);
+                                                     maximum, prefetcher);
         break;
       case 3:
         register_blocks<Op, transposed, epilogue, 3>(x, ldx, from, lda, terms, rows, out, ldo,
-                                                     maximum, prefetcher, panel);
+                                                     maximum, prefetcher);
         break;
       default:
         register_blocks<Op, transposed, epilogue, most>(x, ldx, from, lda, terms, rows, out, ldo,
-                                                        maximum, prefetcher, panel);
+                                                        maximum, prefetcher);
     }
     vectors -= v;
     x += v * n, out += v * n;

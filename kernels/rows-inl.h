@@ -171,12 +171,10 @@ static void transpose_rows(const char* const* rows, int count, int64_t D, typena
     }
 }
 
-// A row-major operand of a matrix product, in place or packed; or packed keys of a tile in panels:
-// [kKeys / kPanelRows][terms][kPanelRows] of the first kTerms words, then of the next.
+// A row-major operand of a matrix product, in place or packed.
 struct Matrix {
   const void* data;
   int64_t stride;  // in bytes
-  bool in_panels = false;
 };
 
 // n rows of D numbers as words, packed into `memory` of n * row_words(D).

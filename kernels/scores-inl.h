@@ -14,11 +14,6 @@ namespace regard::REGARD_NAMESPACE {
 // Longer sums are blocked: the rounding error grows with the longest sum.
 constexpr int64_t kTerms = 128;
 
-// Whether keys may be packed in panels: words that are numbers, and register blocks of as many
-// rows.
-template <class E>
-constexpr bool kHasKeyPanels = E::pack == 1 && !E::tiles && kRows == kPanelRows;
-
 // to[key][row]: the products of the keys of a span with its vectors of x, [words(D)][rows].
 template <class E>
 static void multiply_span(const TileMask::Span& span, const typename E::Word* x, const Matrix& keys,
@@ -27,24 +22,13 @@ static void multiply_span(const TileMask::Span& span, const typename E::Word* x,
   const int vectors = span.to - span.from, first = span.from * E::lanes;
   for (int64_t w = 0; w == 0 || w < E::words(D); w += kTerms) {  // D = 0: the sum is 0
     const int64_t terms = E::words(D) - w < kTerms ? E::words(D) - w : kTerms;
-    if constexpr (kHasKeyPanels<E>)
-      if (keys.in_panels) {
-        constexpr int64_t size = sizeof(typename E::Word);
-        const char* from = (const char*)keys.data + (kKeys * w + span.begin * terms) * size;
-        (w ? multiply<Op, true, Epilogue::add>
-           : multiply<Op, true, Epilogue::set>)(vectors, x + w * E::rows + first, E::rows, from,
-                                                kPanelRows * size, terms, span.end - span.begin,
-                                                to + span.begin * E::rows + first, E::rows, nullptr,
-                                                prefetcher, kPanelRows * terms * size);
-        continue;
-      }
     const char* from =
         (const char*)keys.data + span.begin * keys.stride + w * int64_t(sizeof(typename E::Word));
     (w ? multiply<Op, false, Epilogue::add>
        : multiply<Op, false, Epilogue::set>)(vectors, x + w * E::rows + first, E::rows, from,
                                              keys.stride, terms, span.end - span.begin,
                                              to + span.begin * E::rows + first, E::rows, nullptr,
-                                             prefetcher, 0);
+                                             prefetcher);
   }
 }
 
@@ -300,7 +284,7 @@ static void multiply_lone(const Problem& p, const Rows<E>& rows, int64_t kv, int
                                                           rows.q + w * E::rows, stride,
                                                           words - w < kTerms ? words - w : kTerms,
                                                           rows.count, products, E::rows, nullptr,
-                                                          nullptr, 0);
+                                                          nullptr);
     for (int i = 0; i < some; ++i) {
       Vec<Real>& score = vector_at<E>(scores, from + i, 0);
       score = Vec<Real>{};
