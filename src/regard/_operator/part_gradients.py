@@ -93,8 +93,7 @@ def attention_gradients(
         raise unknown_option("attention_gradients", unknown, (*_OPTIONS, "into", "backend"))
     if value is None:
         raise TypeError(
-            "attention_gradients: value is None; the values of these keys are needed, since every"
-            " gradient follows from them."
+            "attention_gradients: value is None; pass the values of these keys, (..., Hkv, Lk, Dv)."
         )
     call = detached_call(read_call(query, key, value, **options))
     _refuse_recorded(call)
