@@ -271,7 +271,7 @@ class TestFile:
             " limit_bytes=..., or look at all of it with regard view."
         )
         assert list(tmp_path.iterdir()) == []
-        found.export(tmp_path / "page.html", layers=[1], limit_bytes=1_200_000)
+        found.export(tmp_path / "page.html", layers=[1], limit_bytes=1_500_000)
 
     def test_a_large_bias_is_named_as_what_is_too_large(self, tmp_path):
         q, k = numbers(2, 300, 4), numbers(2, 300, 4)

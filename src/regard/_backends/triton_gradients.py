@@ -91,7 +91,8 @@ def _slopes(s, bent, visible, cap, base, share, dp, delta, factor, kept, keep,
         w = tl.where(visible, w, 0.0)
     given = w
     if HAS_DROPOUT:
-        given, dp = tl.where(kept, w * keep, 0.0), tl.where(kept, dp * keep, 0.0)
+        scaled = tl.where(kept, keep, 0.0)  # a weight of NaN stays one
+        given, dp = w * scaled, dp * scaled
     ds = w * tl.fma(dp, factor, -delta[:, None])
     if HAS_CAP:
         of_cap = bent * (1 / cap)
