@@ -57,7 +57,7 @@ static void add_to_queries(const Backward& g, const BackwardMemory<E>& m, bool f
         const Vec<Real> before = sets ? Vec<Real>{} : numbers<Real, real_type<Real>>(to, width);
         const Vec<Real> sum = before + t[i] * scale;
         if (rounds)
-          put<Real, E::type>(g.query_grad + at * int64_t(sizeof(typename E::Bits)), sum, width);
+          put_stored<E>(p.type, g.query_grad + at * bytes_of(p.type), sum, width);
         else
           put<Real, real_type<Real>>(to, sum, width);
       }
@@ -68,20 +68,21 @@ static void add_to_queries(const Backward& g, const BackwardMemory<E>& m, bool f
 template <class E>
 static void clear_queries(const Backward& g, const Rows<E>& rows) {
   const Problem& p = *g.problem;
-  const int64_t bytes = p.D * int64_t(sizeof(typename E::Bits));
+  const int64_t bytes = p.D * bytes_of(p.type);
   for (int i = 0; g.query_grad && i < rows.count; ++i)
     std::memset(g.query_grad + ((rows.b * p.Hq + rows.head[i]) * p.Lq + rows.index[i]) * bytes, 0,
                 size_t(bytes));
 }
 
 template <class E>
-static void write_keys(const typename E::Real* sum, int64_t n, int64_t D, double scale, char* to) {
+static void write_keys(Type type, const typename E::Real* sum, int64_t n, int64_t D, double scale,
+                       char* to) {
   typedef typename E::Real Real;
   const int64_t width = BackwardMemory<E>::padded(D);
   for (int64_t j = 0; j < n; ++j)
     for (int64_t d = 0; d < D; d += E::lanes)
-      put<Real, E::type>(to + (j * D + d) * int64_t(sizeof(typename E::Bits)),
-                         *(const Vec<Real>*)(sum + j * width + d) * Real(scale), D - d);
+      put_stored<E>(type, to + (j * D + d) * bytes_of(type),
+                    *(const Vec<Real>*)(sum + j * width + d) * Real(scale), D - d);
 }
 
 // Adds the same to sums of n keys.
@@ -143,11 +144,11 @@ static void add_gradients(const Backward& g, BackwardMemory<E>& m, const KeyChun
   if (!mask_shows(p, m.rows, j0, keys)) return;
   const int64_t D = m.padded(p.D), Dv = m.padded(p.Dv), stride = p.key.strides[2];
   const char* key = p.key.at(chunk.b, chunk.kv, j0);
-  const Matrix k = as_rows<E>(key, stride, keys, p.D, m.key_rows);
+  const Matrix k = stored_rows<E>(p, key, stride, keys, p.D, m.key_rows);
   Matrix value{};
   if (needs_scores(g) && !has_rule(g))
-    value =
-        as_rows<E>(p.value.at(chunk.b, chunk.kv, j0), p.value.strides[2], keys, p.Dv, m.value_rows);
+    value = stored_rows<E>(p, p.value.at(chunk.b, chunk.kv, j0), p.value.strides[2], keys, p.Dv,
+                           m.value_rows);
   const bool pairs = E::pack > 1 && g.query_sum;
   const Matrix key_pairs = pairs ? as_pairs<E>(key, stride, keys, p.D, m.key_pairs) : k;
 #ifdef REGARD_TILES
@@ -237,20 +238,20 @@ static void run_backward(const void* pass, int64_t task, char* memory, const Sto
     add_to_queries(g, m, c == first, c == last);
     __atomic_fetch_add(ticket, 1, __ATOMIC_RELEASE);
   }
-  const int64_t bytes = int64_t(sizeof(typename E::Bits)), row = head * p.Lk + begin;
+  const int64_t bytes = bytes_of(p.type), row = head * p.Lk + begin;
   const auto finish = [&](const Real* sum, int64_t D, double scale, char* to) {
     if (!to) return;
     if (g.adds)
       add_keys_to<Real>(sum, end - begin, D, m.padded(D), scale, (Real*)to + row * D);
     else
-      write_keys<E>(sum, end - begin, D, scale, to + row * D * bytes);
+      write_keys<E>(p.type, sum, end - begin, D, scale, to + row * D * bytes);
   };
   finish(m.key_sum, p.D, p.scale, g.key_grad);
   finish(m.value_sum, p.Dv, 1.0, g.value_grad);
 }
 
 static Job backward(const Backward& g) {
-  return by_type<Job>(g.problem->type, [&]<class E>(E) -> Job {
+  return by_computed<Job>(g.problem->type, [&]<class E>(E) -> Job {
     const Problem& p = *g.problem;
     if (!needs_scores(g) && !g.value_grad) return {};
     Scratch scratch(nullptr);
@@ -261,7 +262,7 @@ static Job backward(const Backward& g) {
 }
 
 static int64_t row_tiles(const Problem& p) {
-  return by_type<int64_t>(p.type, [&]<class E>(E) { return row_tiles_of<E>(p); });
+  return by_computed<int64_t>(p.type, [&]<class E>(E) { return row_tiles_of<E>(p); });
 }
 
 }  // namespace regard::REGARD_NAMESPACE

@@ -153,12 +153,17 @@ static void gather_gradients(const Backward& g, BackwardMemory<E>& m) {
     if (delta)
       m.delta[i] = delta[at];
     else if (!has_rule(g))
-      m.delta[i] = product_with_output<E>(p, grad[i], g.out.at(m.rows.b, h, q));
+      m.delta[i] = by_stored<E>(p.type, [&]<class S>(S) {
+        return product_with_output<S>(p, grad[i], g.out.at(m.rows.b, h, q));
+      });
   }
-  if (g.key_grad) pad_rows<E>(m.rows.query, m.rows.count, p.D, m.query_rows);
+  const auto pad = [&](const char* const* rows, int64_t D, typename E::Word* out) {
+    by_stored<E>(p.type, [&]<class S>(S) { pad_rows<S>(rows, m.rows.count, D, out); });
+  };
+  if (g.key_grad) pad(m.rows.query, p.D, m.query_rows);
   if (has_rule(g)) return start_rule<E>(p, g.weights, m.rows, m.rule);
-  transpose_rows<E>(grad, m.rows.count, p.Dv, m.grad);
-  if (g.value_grad) pad_rows<E>(grad, m.rows.count, p.Dv, m.grad_rows);
+  transpose_stored<E>(p, grad, m.rows.count, p.Dv, m.grad);
+  if (g.value_grad) pad(grad, p.Dv, m.grad_rows);
 }
 
 // What the recomputation of a tile gives.

@@ -56,10 +56,12 @@ static void run_bias(const void* pass, int64_t task, char* memory, const Stop& s
           if (!mask_shows(p, m.rows, j0, keys)) continue;
           const TileMask tile_mask = tile_mask_of(m.rows, j0, keys);
           const int64_t kv = h / group;
-          const Matrix k = as_rows<E>(p.key.at(b, kv, j0), p.key.strides[2], keys, p.D, m.key_rows);
+          const Matrix k =
+              stored_rows<E>(p, p.key.at(b, kv, j0), p.key.strides[2], keys, p.D, m.key_rows);
           Matrix value{};
           if (!has_rule(g))
-            value = as_rows<E>(p.value.at(b, kv, j0), p.value.strides[2], keys, p.Dv, m.value_rows);
+            value = stored_rows<E>(p, p.value.at(b, kv, j0), p.value.strides[2], keys, p.Dv,
+                                   m.value_rows);
           recompute_weights(g, m, tile_mask, k, value, j0, keys, Recomputed::scores);
           for (int v = 0; v < m.rows.vectors; ++v)
             for (int j = tile_mask.low[v]; j < tile_mask.high[v]; ++j) {
@@ -77,7 +79,7 @@ static void run_bias(const void* pass, int64_t task, char* memory, const Stop& s
 }
 
 static Job bias_gradient(const Backward& g) {
-  return by_type<Job>(g.problem->type, [&]<class E>(E) -> Job {
+  return by_computed<Job>(g.problem->type, [&]<class E>(E) -> Job {
     if (!g.bias_grad) return {};
     Scratch scratch(nullptr);
     BackwardMemory<E> m(g, scratch);

@@ -373,13 +373,13 @@ __attribute__((cold)) static void run_collect(const void* pass, int64_t task, ch
 }
 
 static Job collect(const Reduce& r) {
-  return by_type<Job>(r.problem->type, [&]<class E>(E) -> Job {
+  return by_computed<Job>(r.problem->type, [&]<class E>(E) -> Job {
     return {has_columns(r) ? r.head1 - r.head0 : 0, collect_bytes<E>(r), run_collect<E>, &r};
   });
 }
 
 static int64_t chunk_bytes(const Reduce& r) {
-  return by_type<int64_t>(r.problem->type, [&]<class E>(E) -> int64_t {
+  return by_computed<int64_t>(r.problem->type, [&]<class E>(E) -> int64_t {
     return one_chunk_bytes<E>(r) * chunks_of<E>(r);
   });
 }

@@ -456,7 +456,7 @@ static void run_decode_merge(const void* pass, int64_t head, char* memory, const
 
 static Job forward(const Forward& f) {
   return by_type<Job>(f.problem->type, [&]<class T>(T) -> Job {
-    typedef typename T::OfForward E;
+    typedef Computed<typename T::OfForward> E;
     typedef typename T::OfFew Few;
     const Problem& p = *f.problem;
     Scratch scratch(nullptr);
@@ -471,7 +471,7 @@ static Job forward(const Forward& f) {
 
 static Job merge(const Forward& f) {
   return by_type<Job>(f.problem->type, [&]<class T>(T) -> Job {
-    typedef typename T::OfForward E;
+    typedef Computed<typename T::OfForward> E;
     typedef typename T::OfFew Few;
     const Problem& p = *f.problem;
     Scratch scratch(nullptr);
@@ -487,7 +487,7 @@ static Job merge(const Forward& f) {
 
 static int64_t partial_bytes(const Forward& f) {
   return by_type<int64_t>(f.problem->type, [&]<class T>(T) -> int64_t {
-    typedef typename T::OfForward E;
+    typedef Computed<typename T::OfForward> E;
     typedef typename T::OfFew Few;
     const Problem& p = *f.problem;
     if (is_decode<Few>(p))

@@ -258,7 +258,7 @@ static void run_diverge(const void* pass, int64_t task, char* memory, const Stop
 }
 
 static Job diverge(const Divergences& x) {
-  return by_type<Job>(x.terms[0][0].problem->type, [&]<class E>(E) -> Job {
+  return by_computed<Job>(x.terms[0][0].problem->type, [&]<class E>(E) -> Job {
     Scratch scratch(nullptr);
     Side<E> a(x, 0, scratch), b(x, 1, scratch);
     return {(x.Lq + E::rows - 1) / E::rows, scratch.taken(), run_diverge<E>, &x};

@@ -89,7 +89,7 @@ static bool add_keys(const Forward& f, ForwardMemory<E>& m, int64_t kv, int64_t 
     const char* const value = p.value.at(m.rows.b, kv, j0);
     const bool scalar =
         nan_safe &&
-        (E::parts > 1 ? !finite<E>(value, p.value.strides[2], tile.keys, p.Dv)
+        (E::parts > 1 ? !finite_values<E>(p, value, tile.keys)
                       : !tile.unmasked && !all_finite<E>(p, m.rows, scaling, value, j0, tile.keys));
 #ifdef REGARD_TILES
     if constexpr (E::tiles)
@@ -188,10 +188,10 @@ template <class E>
 static void put_output(const Array& out, char* row, int64_t d, Vec<typename E::Real> x,
                        int64_t count) {
   typedef typename E::Real Real;
-  if (out.type == E::type)
-    put<Real, E::type>(row + d * int64_t(sizeof(typename E::Bits)), x, count);
-  else
+  if (out.type == real_type<Real>)
     put<Real, real_type<Real>>(row + d * int64_t(sizeof(Real)), x, count);
+  else
+    put_stored<E>(out.type, row + d * bytes_of(out.type), x, count);
 }
 
 // Writes the rows of a vector: sums, [Dv][rows], times the normalisers.
@@ -305,7 +305,7 @@ template <class E>
 __attribute__((noinline)) static void plan_prefetch(const Forward& f, ForwardMemory<E>& m,
                                                     const Rows<E>* after) {
   const Problem& p = *f.problem;
-  constexpr int64_t size = sizeof(typename E::Bits);
+  const int64_t size = bytes_of(p.type);
   const auto in_head = [&](const Rows<E>& rows) {
     const int64_t left = p.Lq - rows.index[0];
     return rows.count < left ? rows.count : left;

@@ -42,36 +42,45 @@ constexpr int64_t kPanel = 4 * kRows;
 // Keys and values that are packed before they are multiplied, once for all tiles of queries of a
 // head that a thread takes one after another: where words cannot be read in place, and where rows
 // lie apart, as those of a head between other heads: they fall into few sets of the caches, each
-// into a page of its own. So do the values of a column where rows are multiples of 512 bytes:
-// packing these takes less time than it spares where a thread has many tiles of queries.
+// into a page of its own. So do the values of a column where rows are multiples of 512 bytes; and
+// long keys that come from beyond L2 are one stream in panels, which prefetchers follow, where rows
+// are four. Packing these takes less time than it spares where a thread has many tiles of queries.
 template <class E>
 struct PackedKV {
   typedef typename E::Word Word;
-  static constexpr int64_t kMost = 4 << 20;  // bytes of a thread
-  static constexpr int64_t kTilesOfPanels = 16;
+  static constexpr int64_t kMost = 8 << 20;  // bytes of a thread
+  static constexpr int64_t kTilesOfPanels = 16, kLongRow = 512;
   struct Range {
     int64_t head, low, high;
   };
   Range* held;             // which keys are packed; zeros, none, when the thread begins
-  Word* keys = nullptr;    // [high - low][words(D)], or null
+  Word* keys = nullptr;    // [high - low][row_words(D)], or null
+  bool has_long_keys;      // whether keys lie in panels
   Word* values = nullptr;  // panels, or [words(high - low)][Dv]; or null
 
   PackedKV(const Forward& f, Scratch& scratch) {
     const Problem& p = *f.problem;
-    const int64_t key_words = are_packed(p.key, p.D) ? p.Lk * E::row_words(p.D) : 0;
-    const bool in_few_sets =
-        p.value.strides[2] % 512 == 0 && row_tiles_of<E>(p) >= kTilesOfPanels * f.threads;
-    const bool packs_values = E::pack > 1 || are_packed(p.value, p.Dv) || in_few_sets;
+    const bool many = row_tiles_of<E>(p) >= kTilesOfPanels * f.threads;
+    has_long_keys = kHasKeyPanels<E> && many && p.D * int64_t(sizeof(Word)) >= kLongRow;
+    const bool in_few_sets = many && p.value.strides[2] % 512 == 0;
+    const bool packs_values = E::pack > 1 || are_packed(p, p.value, p.Dv) || in_few_sets;
     const int64_t whole_tiles = (p.Lk + E::keys - 1) / E::keys * E::keys;
     const int64_t value_words = packs_values ? pair_words<E>(whole_tiles, p.Dv) : 0;
+    const bool packs_keys = are_packed(p, p.key, p.D) || has_long_keys;
+    int64_t key_words = packs_keys ? whole_tiles * E::row_words(p.D) : 0;
+    const auto is_too_much = [&] {
+      return (key_words + value_words) * int64_t(sizeof(Word)) > kMost;
+    };
     held = scratch.take<Range>(1);  // first: these bytes of a thread's scratch stay
-    if (row_tiles_of<E>(p) < 2 || (key_words + value_words) * int64_t(sizeof(Word)) > kMost) return;
+    if (is_too_much()) key_words = 0;
+    if (row_tiles_of<E>(p) < 2 || is_too_much()) return;
     if (key_words) keys = scratch.take<Word>(key_words);
     if (value_words) values = scratch.take<Word>(value_words);
   }
 
-  static bool are_packed(const Array& x, int64_t D) {
-    return !in_place<E>(D) || x.strides[2] != D * int64_t(sizeof(typename E::Bits));
+  static bool are_packed(const Problem& p, const Array& x, int64_t D) {
+    const bool in_place = by_stored<E>(p.type, [&]<class S>(S) { return reads_in_place<S>(D); });
+    return !in_place || x.strides[2] != D * bytes_of(p.type);
   }
 
   explicit operator bool() const { return keys || values; }
@@ -85,18 +94,43 @@ struct PackedKV {
     if (held->head != head || from < held->low || from > held->high) *held = {head, from, from};
     const int64_t high = held->high, count = high - held->low, n = to - high;
     if (n <= 0) return;
-    if (keys)
-      pack_rows<E>(p.key.at(b, kv, high), p.key.strides[2], n, p.D,
-                   keys + count * E::row_words(p.D));
+    if (keys) add_keys(p, p.key.at(b, kv, high), count, n);
     if (values) add_values(p, p.value.at(b, kv, high), count, n);
     held->high = to;
   }
 
-  // Packs n values behind those that are packed.
+  // Packs n keys behind those that are packed.
+  void add_keys(const Problem& p, const char* key, int64_t count, int64_t n) const {
+    by_stored<E>(p.type, [&]<class S>(S) {
+      if constexpr (kHasKeyPanels<E>)
+        if (has_long_keys) return add_long_keys<S>(p, key, count, n);
+      pack_rows<S>(key, p.key.strides[2], n, p.D, keys + count * E::row_words(p.D));
+    });
+  }
+
+  template <class S>
+  void add_long_keys(const Problem& p, const char* key, int64_t count, int64_t n) const {
+    for (int64_t j = count; j < count + n; ++j, key += p.key.strides[2])
+      for (int64_t d = 0; d < p.D; d += kTerms) {
+        const int64_t terms = p.D - d < kTerms ? p.D - d : kTerms, row = j % E::keys;
+        Word words[kTerms];
+        pack_rows<S>(key + d * int64_t(sizeof(typename S::Bits)), 0, 1, terms, words);
+        Word* const panel =
+            keys + (j - row) * p.D + E::keys * d + row / kPanelRows * kPanelRows * terms;
+        for (int64_t t = 0; t < terms; ++t) panel[t * kPanelRows + row % kPanelRows] = words[t];
+      }
+  }
+
+  // Likewise values.
   void add_values(const Problem& p, const char* value, int64_t count, int64_t n) const {
-    const int64_t stride = p.value.strides[2], size = sizeof(typename E::Bits);
+    by_stored<E>(p.type, [&]<class S>(S) { add_stored_values<S>(p, value, count, n); });
+  }
+
+  template <class S>
+  void add_stored_values(const Problem& p, const char* value, int64_t count, int64_t n) const {
+    const int64_t stride = p.value.strides[2], size = sizeof(typename S::Bits);
     if constexpr (E::pack > 1) {
-      pack_values<E>(value, stride, n, p.Dv, values + pair_words<E>(count, p.Dv));
+      pack_values<S>(value, stride, n, p.Dv, values + pair_words<E>(count, p.Dv));
       return;
     }
     for (int64_t done = 0, some; done < n; done += some) {
@@ -105,7 +139,7 @@ struct PackedKV {
       Word* const tile = values + (count + done - row) * p.Dv;
       for (int64_t d = 0; d < p.Dv; d += kPanel) {
         const int64_t columns = p.Dv - d < kPanel ? p.Dv - d : kPanel;
-        pack_rows<E>(value + done * stride + d * size, stride, some, columns,
+        pack_rows<S>(value + done * stride + d * size, stride, some, columns,
                      tile + d * E::keys + row * columns);
       }
     }
@@ -117,7 +151,7 @@ struct PackedKV {
 template <class E>
 static int64_t cached_keys(const Problem& p) {
   const int64_t numbers = p.D + p.Dv > 0 ? p.D + p.Dv : 1;
-  const int64_t bytes = numbers * int64_t(sizeof(typename E::Bits));
+  const int64_t bytes = numbers * bytes_of(p.type);
   const int64_t half = level2_bytes() / 2, most = half < 512 << 10 ? half : 512 << 10;
   const int64_t keys = most / bytes / E::keys * E::keys;
   return keys > E::keys ? keys : E::keys;
@@ -349,10 +383,14 @@ template <class E>
 static Matrix keys_of(const Problem& p, const ForwardMemory<E>& m, const KeyTile& tile) {
   const char* const key = p.key.at(m.rows.b, tile.kv, tile.j0);
   const int64_t stride = p.key.strides[2], words = E::row_words(p.D);
-  if (few_queries<E>(p) || !PackedKV<E>::are_packed(p.key, p.D)) return {key, stride};
-  if (!tile.packed || !m.packed.keys) return pack_rows<E>(key, stride, tile.keys, p.D, m.keys);
-  return {m.packed.keys + (tile.j0 - m.packed.held->low) * words,
-          words * int64_t(sizeof(typename E::Word))};
+  if (few_queries<E>(p)) return {key, stride};
+  if (tile.packed && m.packed.keys)
+    return {m.packed.keys + (tile.j0 - m.packed.held->low) * words,
+            kHasKeyPanels<E> && m.packed.has_long_keys ? kInPanels
+                                                       : words * int64_t(sizeof(typename E::Word))};
+  if (!PackedKV<E>::are_packed(p, p.key, p.D)) return {key, stride};
+  return by_stored<E>(
+      p.type, [&]<class S>(S) { return pack_rows<S>(key, stride, tile.keys, p.D, m.keys); });
 }
 
 // Whether the values of a tile lie in panels.
@@ -370,8 +408,9 @@ static Matrix values_of(const Problem& p, const ForwardMemory<E>& m, const KeyTi
   if (tile.packed && m.packed.values)
     return {m.packed.values + pair_words<E>(tile.j0 - m.packed.held->low, p.Dv),
             (E::tiles ? E::lanes : p.Dv) * int64_t(sizeof(typename E::Word))};
-  if (E::pack == 1 && !PackedKV<E>::are_packed(p.value, p.Dv)) return {value, stride};
-  return pack_values<E>(value, stride, tile.keys, p.Dv, m.values);
+  if (E::pack == 1 && !PackedKV<E>::are_packed(p, p.value, p.Dv)) return {value, stride};
+  return by_stored<E>(
+      p.type, [&]<class S>(S) { return pack_values<S>(value, stride, tile.keys, p.Dv, m.values); });
 }
 
 // Calls `some(v, low, high, V)` for the visible keys of a tile and V vectors from v on: for all of
@@ -434,7 +473,8 @@ static void score_tile(const Problem& p, const Scaling<E>& scaling, ForwardMemor
   const int64_t kv = tile.kv, j0 = tile.j0, words = E::words(p.D);
   const Matrix k = keys_of(p, m, tile);
   __builtin_memcpy(m.new_maximum, m.state.maximum, sizeof(Real) * E::rows);
-  if (!E::tiles && tile.unmasked && words <= kTerms && !few_queries<E>(p)) {
+  if (!E::tiles && k.stride != kInPanels && tile.unmasked && words <= kTerms &&
+      !few_queries<E>(p)) {
     multiply<typename E::Op, false, Epilogue::set_and_maximum>(
         rows.vectors, rows.q, E::rows, k.data, k.stride, words, tile.keys, m.scores, E::rows,
         m.new_maximum, prefetcher);

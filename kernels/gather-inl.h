@@ -81,13 +81,15 @@ static void multiply_pairs(const Problem& p, GatherMemory<E>& m) {
     for (int i = 0; i < rows.count; ++i) {
       one.query[0] = rows.query[i];
       load_queries<E>(p, one);
-      dot_keys<typename E::OfFew, 1>(p, few_rows(one), m.key[i], 1, products);
+      by_stored<typename E::OfFew>(p.type, [&]<class Few>(Few) {
+        dot_keys<Few, 1>(p, few_rows(one), m.key[i], 1, products);
+      });
       m.scores[i] = products[0];
     }
     return;
   }
-  transpose_rows<E>(rows.query, rows.count, p.D, rows.q);
-  transpose_rows<E>(m.key, rows.count, p.D, m.keys);
+  transpose_stored<E>(p, rows.query, rows.count, p.D, rows.q);
+  transpose_stored<E>(p, m.key, rows.count, p.D, m.keys);
 #ifdef REGARD_TILES
   if constexpr (E::tiles) {
     {
@@ -169,7 +171,7 @@ static void run_gather(const void* pass, int64_t task, char* memory, const Stop&
 }
 
 static Job gather(const Gather& g) {
-  return by_type<Job>(g.problem->type, [&]<class E>(E) -> Job {
+  return by_computed<Job>(g.problem->type, [&]<class E>(E) -> Job {
     Scratch scratch(nullptr);
     GatherMemory<E> m(g, scratch);
     const int64_t tasks = (g.pairs + kPairsOfTask - 1) / kPairsOfTask;

@@ -122,6 +122,9 @@ static inline void register_block(const typename Op::Word* x, int64_t ldx, const
   }
 }
 
+// Rows side by side in a panel of packed keys: those of a register block.
+constexpr int kPanelRows = 4;
+
 // Not inlined: in a larger function the compiler spills the register block. Aligned: where the loop
 // lies in the lines of decoded instructions makes a difference of 6 % on a first Zen.
 template <class Op, bool transposed, Epilogue epilogue, int V>

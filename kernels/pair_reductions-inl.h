@@ -442,7 +442,7 @@ __attribute__((cold)) static void run_collect_pairs(const void* pass, int64_t, c
 }
 
 static Job reduce_pairs(const PairMatrix& x) {
-  return by_type<Job>(x.terms[0].problem->type, [&]<class E>(E) -> Job {
+  return by_computed<Job>(x.terms[0].problem->type, [&]<class E>(E) -> Job {
     Scratch scratch(nullptr);
     pair_memories<E>(x, reduce_of(x.terms[0], x.k), scratch);
     PairReductions<E> r(x, scratch);
@@ -451,7 +451,7 @@ static Job reduce_pairs(const PairMatrix& x) {
 }
 
 static Job collect_pairs(const PairMatrix& x) {
-  return by_type<Job>(x.terms[0].problem->type, [&]<class E>(E) -> Job {
+  return by_computed<Job>(x.terms[0].problem->type, [&]<class E>(E) -> Job {
     const int64_t pairs = pair_chunks<E>(x) * x.n * int64_t(sizeof(SignedPair));
     const int64_t bins = has_picture(x) ? 4 * x.bins[1] * int64_t(sizeof(double)) : 0;
     return {1, pairs > bins ? pairs : bins, run_collect_pairs<E>, &x};
@@ -459,7 +459,7 @@ static Job collect_pairs(const PairMatrix& x) {
 }
 
 static int64_t pair_chunk_bytes(const PairMatrix& x) {
-  return by_type<int64_t>(x.terms[0].problem->type, [&]<class E>(E) -> int64_t {
+  return by_computed<int64_t>(x.terms[0].problem->type, [&]<class E>(E) -> int64_t {
     return pair_chunks<E>(x) * bytes_of_pair_chunk<E>(x);
   });
 }

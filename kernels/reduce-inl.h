@@ -242,7 +242,8 @@ static void multiply_tile(const Problem& p, const ReduceMemory<E>& m, const Tile
   const int64_t kv = m.rows.head[0] / (p.Hq / p.Hkv);
   if (!E::tiles && m.rows.count <= kLoneRows && kLoneRows <= E::lanes && !few_queries<E>(p))
     return multiply_lone<E>(p, m.rows, kv, j0, keys, m.lone, scores);
-  const Matrix k = as_rows<E>(p.key.at(m.rows.b, kv, j0), p.key.strides[2], keys, p.D, m.keys);
+  const Matrix k =
+      stored_rows<E>(p, p.key.at(m.rows.b, kv, j0), p.key.strides[2], keys, p.D, m.keys);
   multiply_keys<E>(p, m.rows, tile_mask, kv, j0, keys, k, scores);
 }
 
@@ -394,12 +395,12 @@ static void run_reduce(const void* pass, int64_t task, char* memory, const Stop&
 }
 
 static Job reduce(const Reduce& r) {
-  return by_type<Job>(r.problem->type, [&]<class E>(E) -> Job {
-    if (r.finds_statistics) return fused_heatmap<typename E::OfForward>(r);
+  return by_type<Job>(r.problem->type, [&]<class T>(T) -> Job {
+    typedef Computed<typename T::OfForward> E;
+    if (r.finds_statistics) return fused_heatmap<E>(r);
     Scratch scratch(nullptr);
-    typedef typename E::OfForward Few;
-    ReduceMemory<Few> m(r, scratch);
-    return {(r.head1 - r.head0) * chunks_of<Few>(r), scratch.taken(), run_reduce<Few>, &r};
+    ReduceMemory<E> m(r, scratch);
+    return {(r.head1 - r.head0) * chunks_of<E>(r), scratch.taken(), run_reduce<E>, &r};
   });
 }
 

@@ -171,11 +171,13 @@ static void transpose_rows(const char* const* rows, int count, int64_t D, typena
     }
 }
 
-// A row-major operand of a matrix product, in place or packed.
+// A row-major operand of a matrix product, in place or packed; or packed keys of a tile in panels:
+// [kKeys / kPanelRows][terms][kPanelRows] of the first kTerms words, then of the next.
 struct Matrix {
   const void* data;
-  int64_t stride;  // in bytes
+  int64_t stride;  // in bytes; or kInPanels
 };
+constexpr int64_t kInPanels = -1;
 
 // n rows of D numbers as words, packed into `memory` of n * row_words(D).
 template <class E, int part = 0>
@@ -205,7 +207,7 @@ static Matrix pack_rows(const char* rows, int64_t stride, int64_t n, int64_t D,
 
 // Whether words can be read where the numbers are.
 template <class E>
-static bool in_place(int64_t D) {
+static bool reads_in_place(int64_t D) {
   return E::direct && D % E::block == 0;
 }
 
@@ -213,7 +215,7 @@ static bool in_place(int64_t D) {
 template <class E>
 static Matrix as_rows(const char* rows, int64_t stride, int64_t n, int64_t D,
                       typename E::Word* memory) {
-  if (in_place<E>(D)) return {rows, stride};
+  if (reads_in_place<E>(D)) return {rows, stride};
   return pack_rows<E>(rows, stride, n, D, memory);
 }
 
@@ -468,6 +470,24 @@ static bool attends(const Problem& p, const Rows<E>& rows, int i, int64_t j) {
          (!p.mask || *(p.mask.at(b, h, q) + j * p.mask.strides[3])) && !is_cut(p, h, q, j);
 }
 
+// What a pass is compiled for that reads the caller's arrays by by_stored() alone: one element for
+// all the types that become floats, number by number.
+template <class E>
+using Computed =
+    std::conditional_t<E::tiles || E::pack != 1, E, Element<real_type<typename E::Real>>>;
+
+// Calls `read` with the element of a stored type, of those that are computed as E.
+template <class E, class Read>
+static auto by_stored([[maybe_unused]] Type type, Read read) {
+#ifndef REGARD_BASE
+  if constexpr (std::is_same_v<E, Element<Type::float32>>) {
+    if (type == Type::bfloat16) return read(Element<Type::bfloat16>());
+    if (type == Type::float16) return read(Element<Type::float16>());
+  }
+#endif
+  return read(E());
+}
+
 // Calls `what` with the element type of a problem; where there is a base, of this target's own.
 template <class Result, class What>
 static Result by_type(Type type, What what) {
@@ -493,6 +513,12 @@ static Result by_type(Type type, What what) {
       __builtin_unreachable();
 #endif
   }
+}
+
+// The same with what it is computed as.
+template <class Result, class What>
+static Result by_computed(Type type, What what) {
+  return by_type<Result>(type, [&]<class E>(E) { return what(Computed<E>()); });
 }
 
 }  // namespace regard::REGARD_NAMESPACE

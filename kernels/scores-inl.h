@@ -14,6 +14,34 @@ namespace regard::REGARD_NAMESPACE {
 // Longer sums are blocked: the rounding error grows with the longest sum.
 constexpr int64_t kTerms = 128;
 
+// Whether keys may be packed in panels: where register blocks have as many rows of numbers.
+#ifdef REGARD_FMA
+template <class E>
+constexpr bool kHasKeyPanels = E::pack == 1 && !E::tiles && kRows == kPanelRows;
+#else
+template <class E>
+constexpr bool kHasKeyPanels = false;  // portable is to be small
+#endif
+
+// A span of up to `terms` words from word w, of keys in panels; see multiply_span().
+template <class E>
+static void multiply_panels(const TileMask::Span& span, const typename E::Word* x, const void* keys,
+                            int64_t w, int64_t terms, typename E::Real* to,
+                            Prefetcher* prefetcher) {
+  typedef typename E::Op Op;
+  typedef typename E::Word Word;
+  const int64_t first = span.from * E::lanes;
+  for (int64_t j = span.begin, next; j < span.end; j = next) {
+    const int64_t row = j % kPanelRows;
+    next = j - row + kPanelRows < span.end ? j - row + kPanelRows : span.end;
+    (w ? multiply<Op, true, Epilogue::add>
+       : multiply<Op, true, Epilogue::set>)(span.to - span.from, x + w * E::rows + first, E::rows,
+                                            (const Word*)keys + kKeys * w + (j - row) * terms + row,
+                                            kPanelRows * sizeof(Word), terms, next - j,
+                                            to + j * E::rows + first, E::rows, nullptr, prefetcher);
+  }
+}
+
 // to[key][row]: the products of the keys of a span with its vectors of x, [words(D)][rows].
 template <class E>
 static void multiply_span(const TileMask::Span& span, const typename E::Word* x, const Matrix& keys,
@@ -22,6 +50,11 @@ static void multiply_span(const TileMask::Span& span, const typename E::Word* x,
   const int vectors = span.to - span.from, first = span.from * E::lanes;
   for (int64_t w = 0; w == 0 || w < E::words(D); w += kTerms) {  // D = 0: the sum is 0
     const int64_t terms = E::words(D) - w < kTerms ? E::words(D) - w : kTerms;
+    if constexpr (kHasKeyPanels<E>)
+      if (keys.stride == kInPanels) {
+        multiply_panels<E>(span, x, keys.data, w, terms, to, prefetcher);
+        continue;
+      }
     const char* from =
         (const char*)keys.data + span.begin * keys.stride + w * int64_t(sizeof(typename E::Word));
     (w ? multiply<Op, false, Epilogue::add>
@@ -139,8 +172,9 @@ static int64_t padded_words(const Problem& p) {
 
 template <class E>
 static int64_t query_words(const Problem& p) {
-  return few_queries<E>(p) ? kDecodeRows * padded_words<typename E::OfFew>(p)
-                           : E::row_words(p.D) * E::rows;
+  if (!few_queries<E>(p)) return E::row_words(p.D) * E::rows;
+  return by_stored<typename E::OfFew>(
+      p.type, [&]<class Few>(Few) { return kDecodeRows * padded_words<Few>(p); });
 }
 
 // The queries of a tile of a call with few.
@@ -149,21 +183,41 @@ static typename E::OfFew::Word* few_rows(const Rows<E>& rows) {
   return (typename E::OfFew::Word*)rows.q;
 }
 
+// transpose_rows and as_rows of rows that are stored as the type of a problem.
+template <class E>
+static void transpose_stored(const Problem& p, const char* const* rows, int count, int64_t D,
+                             typename E::Word* out) {
+  by_stored<E>(p.type, [&]<class S>(S) { transpose_rows<S>(rows, count, D, out); });
+}
+template <class E>
+static Matrix stored_rows(const Problem& p, const char* rows, int64_t stride, int64_t n, int64_t D,
+                          typename E::Word* memory) {
+  return by_stored<E>(p.type, [&]<class S>(S) { return as_rows<S>(rows, stride, n, D, memory); });
+}
+
+// put() of numbers that are stored as `type`.
+template <class E>
+static void put_stored(Type type, char* to, Vec<typename E::Real> x, int64_t count) {
+  by_stored<E>(type, [&]<class S>(S) { put<typename E::Real, S::type>(to, x, count); });
+}
+
 // Packs the queries of a tile into rows.q: [row_words(D)][rows], or [kDecodeRows][padded_words].
 template <class E>
 static void load_queries(const Problem& p, const Rows<E>& rows) {
-  typedef typename E::OfFew Few;
-  typedef typename Few::Word Word;
-  if (!few_queries<E>(p)) return transpose_rows<E>(rows.query, rows.count, p.D, rows.q);
-  const int64_t width = padded_words<Few>(p);
-  std::memset((void*)rows.q, 0, size_t(kDecodeRows * width) * sizeof(Word));
-  for (int r = 0; r < rows.count; ++r)
-    for (int64_t w = 0; w < Few::words(p.D); w += Few::loaded * Few::lanes) {
-      const auto x = load_words<Few>(
-          rows.query[r] + w * Few::pack * int64_t(sizeof(typename E::Bits)), p.D - w * Few::pack);
-      for (int i = 0; i < Few::loaded; ++i)
-        store<Word>(few_rows(rows) + r * width + w + i * Few::lanes, words_of<Few>(x, i));
-    }
+  if (!few_queries<E>(p)) return transpose_stored<E>(p, rows.query, rows.count, p.D, rows.q);
+  by_stored<typename E::OfFew>(p.type, [&]<class Few>(Few) {
+    typedef typename Few::Word Word;
+    const int64_t width = padded_words<Few>(p);
+    std::memset((void*)rows.q, 0, size_t(kDecodeRows * width) * sizeof(Word));
+    for (int r = 0; r < rows.count; ++r)
+      for (int64_t w = 0; w < Few::words(p.D); w += Few::loaded * Few::lanes) {
+        const auto x =
+            load_words<Few>(rows.query[r] + w * Few::pack * int64_t(sizeof(typename Few::Bits)),
+                            p.D - w * Few::pack);
+        for (int i = 0; i < Few::loaded; ++i)
+          store<Word>(few_rows(rows) + r * width + w + i * Few::lanes, words_of<Few>(x, i));
+      }
+  });
 }
 
 // Software prefetch of the cache lines of some bytes. Into L2: L1 has too few line fill buffers to
@@ -244,10 +298,11 @@ static void multiply_few(const Problem& p, const Rows<E>& rows, const char* key,
   const int width = rows.vectors * E::lanes;
   for (int j = 0; j < keys; ++j)
     std::memset((void*)(scores + j * E::rows), 0, size_t(width) * sizeof(Real));
-  typedef typename E::OfFew Few;
   by_rows<E>(rows.count, [&]<int R>(int r0, std::integral_constant<int, R>) {
     alignas(64) Real products[R * kDecodeKeys];
-    dot_keys<Few, R>(p, few_rows(rows) + r0 * padded_words<Few>(p), key, keys, products);
+    by_stored<typename E::OfFew>(p.type, [&]<class Few>(Few) {
+      dot_keys<Few, R>(p, few_rows(rows) + r0 * padded_words<Few>(p), key, keys, products);
+    });
     for (int r = 0; r < R && r0 + r < rows.count; ++r)
       for (int j = 0; j < keys; ++j) scores[j * E::rows + r0 + r] = products[r * kDecodeKeys + j];
   });
@@ -276,7 +331,7 @@ static void multiply_lone(const Problem& p, const Rows<E>& rows, int64_t kv, int
     const int some = keys - from < E::rows ? keys - from : E::rows;
     const char* key[E::rows];
     for (int i = 0; i < some; ++i) key[i] = p.key.at(rows.b, kv, j0 + from + i);
-    transpose_rows<E>(key, some, p.D, memory);
+    transpose_stored<E>(p, key, some, p.D, memory);
     for (int64_t w = 0; w == 0 || w < words; w += kTerms)
       (w ? multiply<typename E::Op, true, Epilogue::add>
          : multiply<typename E::Op, true, Epilogue::set>)((some + E::lanes - 1) / E::lanes,

@@ -124,18 +124,24 @@ static bool finite(const char* rows, int64_t stride, int64_t n, int64_t D) {
   return any == 0;
 }
 
+// Likewise of values that are stored as the type of a problem.
+template <class E>
+static bool finite_values(const Problem& p, const char* value, int64_t n) {
+  return by_stored<E>(p.type,
+                      [&]<class S>(S) { return finite<S>(value, p.value.strides[2], n, p.Dv); });
+}
+
 // Whether all values of a tile that are masked for some row are finite.
 template <class E>
 static bool all_finite(const Problem& p, const Rows<E>& rows, const Scaling<E>& scaling,
                        const char* value, int64_t j0, int keys) {
-  const int64_t stride = p.value.strides[2];
   if (!scaling.raw || p.mask || p.key_ids || edits_meet(p, rows, j0, keys))
-    return finite<E>(value, stride, keys, p.Dv);
+    return finite_values<E>(p, value, keys);
   const auto inside = [&](int64_t j) { return j < j0 ? 0 : j > j0 + keys ? keys : j - j0; };
   const int64_t low = inside(rows.all_low), high = inside(rows.all_high);
-  if (low >= high) return finite<E>(value, stride, keys, p.Dv);
-  return finite<E>(value, stride, low, p.Dv) &&
-         finite<E>(value + high * stride, stride, keys - high, p.Dv);
+  if (low >= high) return finite_values<E>(p, value, keys);
+  return finite_values<E>(p, value, low) &&
+         finite_values<E>(p, value + high * p.value.strides[2], keys - high);
 }
 
 // The slow path of multiply_values, for a tile with NaN or inf: skips masked keys, since 0 * NaN is
@@ -153,8 +159,7 @@ static void add_values_nan_safe(const Problem& p, const Rows<E>& rows, const cha
       if (E::rounds) state.rounded[i] += w;
       for (int64_t d = 0; d < p.Dv; ++d)
         state.out[d * E::rows + i] +=
-            w * number<Real>(value + j * p.value.strides[2] + d * int64_t(sizeof(typename E::Bits)),
-                             E::type);
+            w * number<Real>(value + j * p.value.strides[2] + d * bytes_of(p.type), p.type);
     }
 }
 
