@@ -48,19 +48,19 @@ static void add_to_queries(const Backward& g, const BackwardMemory<E>& m, bool f
       const int64_t width = p.D - d < n ? p.D - d : n;
       Vec<Real> t[n];
       load_transposed<Real>(m.query_sum + d * E::rows + v * n, E::rows, width, t);
-      for (int i = 0; i < n; ++i) {
-        const int row = query_of_lane<E>(v, i);
-        if (row >= m.rows.count) continue;
-        const int64_t h = m.rows.head[row], q = m.rows.index[row];
-        const int64_t at = ((m.rows.b * p.Hq + h) * p.Lq + q) * p.D + d;
-        char* const to = (char*)((Real*)g.query_sum + at);
-        const Vec<Real> before = sets ? Vec<Real>{} : numbers<Real, real_type<Real>>(to, width);
-        const Vec<Real> sum = before + t[i] * scale;
-        if (rounds)
-          put_stored<E>(p.type, g.query_grad + at * bytes_of(p.type), sum, width);
-        else
-          put<Real, real_type<Real>>(to, sum, width);
-      }
+      by_written<E>(rounds ? p.type : real_type<Real>, [&]<class S>(S) {
+        for (int i = 0; i < n; ++i) {
+          const int row = query_of_lane<E>(v, i);
+          if (row >= m.rows.count) continue;
+          const int64_t h = m.rows.head[row], q = m.rows.index[row];
+          const int64_t at = ((m.rows.b * p.Hq + h) * p.Lq + q) * p.D + d;
+          const char* const from = (const char*)((const Real*)g.query_sum + at);
+          const Vec<Real> before = sets ? Vec<Real>{} : numbers<Real, real_type<Real>>(from, width);
+          char* const to = rounds ? g.query_grad : (char*)g.query_sum;
+          put<Real, S::type>(to + at * int64_t(sizeof(typename S::Bits)), before + t[i] * scale,
+                             width);
+        }
+      });
     }
 }
 
@@ -79,10 +79,12 @@ static void write_keys(Type type, const typename E::Real* sum, int64_t n, int64_
                        char* to) {
   typedef typename E::Real Real;
   const int64_t width = BackwardMemory<E>::padded(D);
-  for (int64_t j = 0; j < n; ++j)
-    for (int64_t d = 0; d < D; d += E::lanes)
-      put_stored<E>(type, to + (j * D + d) * bytes_of(type),
-                    *(const Vec<Real>*)(sum + j * width + d) * Real(scale), D - d);
+  by_written<E>(type, [&]<class S>(S) {
+    for (int64_t j = 0; j < n; ++j)
+      for (int64_t d = 0; d < D; d += E::lanes)
+        put<Real, S::type>(to + (j * D + d) * int64_t(sizeof(typename S::Bits)),
+                           *(const Vec<Real>*)(sum + j * width + d) * Real(scale), D - d);
+  });
 }
 
 // Adds the same to sums of n keys.

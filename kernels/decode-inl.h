@@ -440,17 +440,20 @@ static void run_decode_merge(const void* pass, int64_t head, char* memory, const
     const int64_t row = (m.rows.b * p.Hq + m.rows.head[r]) * p.Lq + m.rows.index[r];
     if (f.maximum) ((Real*)f.maximum)[row] = most[0], ((Real*)f.total)[row] = total[0];
     char* const to = f.out.into(m.rows.b, m.rows.head[r], m.rows.index[r]);
-    for (int64_t d = 0; d < p.Dv; d += E::loaded * n) {
-      Vec<Real> out[E::loaded] = {};
-      for (int v = 0; v < E::loaded; ++v) {
-        for (int64_t i = 0; i < splits; ++i)
-          out[v] += *(const Vec<Real>*)(part(i).out + r * width + d + v * n) * factor(i);
-        out[v] *= by;
+    by_written<E>(f.out.type, [&]<class S>(S) {
+      for (int64_t d = 0; d < p.Dv; d += E::loaded * n) {
+        Vec<Real> out[E::loaded] = {};
+        for (int v = 0; v < E::loaded; ++v) {
+          for (int64_t i = 0; i < splits; ++i)
+            out[v] += *(const Vec<Real>*)(part(i).out + r * width + d + v * n) * factor(i);
+          out[v] *= by;
+        }
+        if constexpr (E::loaded == 2) alternate(out);
+        for (int v = 0; v < E::loaded && d + v * n < p.Dv; ++v)
+          put<Real, S::type>(to + (d + v * n) * int64_t(sizeof(typename S::Bits)), out[v],
+                             p.Dv - d - v * n);
       }
-      if constexpr (E::loaded == 2) alternate(out);
-      for (int v = 0; v < E::loaded && d + v * n < p.Dv; ++v)
-        put_output<E>(f.out, to, d + v * n, out[v], p.Dv - d - v * n);
-    }
+    });
   }
 }
 

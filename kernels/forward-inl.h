@@ -183,18 +183,8 @@ static Vec<typename E::Real> finish_denominators(const Problem& p, const Scaling
   return none ? of_none : factor / rounded * Real(1 / (1 - p.dropout));
 }
 
-// Writes numbers of an output row from d on, rounded to the type of the call or as they are summed.
-template <class E>
-static void put_output(const Array& out, char* row, int64_t d, Vec<typename E::Real> x,
-                       int64_t count) {
-  typedef typename E::Real Real;
-  if (out.type == real_type<Real>)
-    put<Real, real_type<Real>>(row + d * int64_t(sizeof(Real)), x, count);
-  else
-    put_stored<E>(out.type, row + d * bytes_of(out.type), x, count);
-}
-
-// Writes the rows of a vector: sums, [Dv][rows], times the normalisers.
+// Writes the rows of a vector: sums, [Dv][rows], times the normalisers, rounded to the type of the
+// output.
 template <class E>
 static void put_rows(const Array& out, char* const* to, int count, const typename E::Real* sums,
                      Vec<typename E::Real> normaliser, int64_t Dv) {
@@ -227,13 +217,16 @@ static void put_rows(const Array& out, char* const* to, int count, const typenam
       return;
     }
 #endif
-  for (int64_t d = 0; d < Dv; d += n) {
-    keep_tiles_awake<E::tiles>();
-    Vec<Real> t[n];
-    load_transposed<Real>(sums + d * E::rows, E::rows, Dv - d, t);
-    for (int i = 0; i < n && i < count; ++i)
-      put_output<E>(out, to[i], d, t[i] * normaliser[i], Dv - d);
-  }
+  by_written<E>(out.type, [&]<class S>(S) {
+    for (int64_t d = 0; d < Dv; d += n) {
+      keep_tiles_awake<E::tiles>();
+      Vec<Real> t[n];
+      load_transposed<Real>(sums + d * E::rows, E::rows, Dv - d, t);
+      for (int i = 0; i < n && i < count; ++i)
+        put<Real, S::type>(to[i] + d * int64_t(sizeof(typename S::Bits)), t[i] * normaliser[i],
+                           Dv - d);
+    }
+  });
 }
 
 // Adds the sinks, normalises, and writes output rows and row statistics.

@@ -43,8 +43,9 @@ constexpr int64_t kPanel = 4 * kRows;
 // head that a thread takes one after another: where words cannot be read in place, and where rows
 // lie apart, as those of a head between other heads: they fall into few sets of the caches, each
 // into a page of its own. So do the values of a column where rows are multiples of 512 bytes; and
-// long keys that come from beyond L2 are one stream in panels, which prefetchers follow, where rows
-// are four. Packing these takes less time than it spares where a thread has many tiles of queries.
+// long keys that come from beyond L2, numbers as they are, are one stream in panels, which
+// prefetchers follow, where rows are four. Packing these takes less time than it spares where a
+// thread has many tiles of queries.
 template <class E>
 struct PackedKV {
   typedef typename E::Word Word;
@@ -61,7 +62,8 @@ struct PackedKV {
   PackedKV(const Forward& f, Scratch& scratch) {
     const Problem& p = *f.problem;
     const bool many = row_tiles_of<E>(p) >= kTilesOfPanels * f.threads;
-    has_long_keys = kHasKeyPanels<E> && many && p.D * int64_t(sizeof(Word)) >= kLongRow;
+    has_long_keys = kHasKeyPanels<E> && many && p.type == real_type<typename E::Real> &&
+                    p.D * bytes_of(p.type) >= kLongRow;
     const bool in_few_sets = many && p.value.strides[2] % 512 == 0;
     const bool packs_values = E::pack > 1 || are_packed(p, p.value, p.Dv) || in_few_sets;
     const int64_t whole_tiles = (p.Lk + E::keys - 1) / E::keys * E::keys;
@@ -101,23 +103,21 @@ struct PackedKV {
 
   // Packs n keys behind those that are packed.
   void add_keys(const Problem& p, const char* key, int64_t count, int64_t n) const {
+    if constexpr (kHasKeyPanels<E>)
+      if (has_long_keys) return add_long_keys(p, key, count, n);
     by_stored<E>(p.type, [&]<class S>(S) {
-      if constexpr (kHasKeyPanels<E>)
-        if (has_long_keys) return add_long_keys<S>(p, key, count, n);
       pack_rows<S>(key, p.key.strides[2], n, p.D, keys + count * E::row_words(p.D));
     });
   }
 
-  template <class S>
   void add_long_keys(const Problem& p, const char* key, int64_t count, int64_t n) const {
     for (int64_t j = count; j < count + n; ++j, key += p.key.strides[2])
       for (int64_t d = 0; d < p.D; d += kTerms) {
         const int64_t terms = p.D - d < kTerms ? p.D - d : kTerms, row = j % E::keys;
-        Word words[kTerms];
-        pack_rows<S>(key + d * int64_t(sizeof(typename S::Bits)), 0, 1, terms, words);
         Word* const panel =
             keys + (j - row) * p.D + E::keys * d + row / kPanelRows * kPanelRows * terms;
-        for (int64_t t = 0; t < terms; ++t) panel[t * kPanelRows + row % kPanelRows] = words[t];
+        for (int64_t t = 0; t < terms; ++t)
+          panel[t * kPanelRows + row % kPanelRows] = read<Word>(key + (d + t) * sizeof(Word));
       }
   }
 

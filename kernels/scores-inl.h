@@ -195,10 +195,13 @@ static Matrix stored_rows(const Problem& p, const char* rows, int64_t stride, in
   return by_stored<E>(p.type, [&]<class S>(S) { return as_rows<S>(rows, stride, n, D, memory); });
 }
 
-// put() of numbers that are stored as `type`.
-template <class E>
-static void put_stored(Type type, char* to, Vec<typename E::Real> x, int64_t count) {
-  by_stored<E>(type, [&]<class S>(S) { put<typename E::Real, S::type>(to, x, count); });
+// Calls `write` with the element of what is written: of a stored type, or as it is summed.
+template <class E, class Write>
+static void by_written(Type type, Write write) {
+  if (type == real_type<typename E::Real>)
+    write(Element<real_type<typename E::Real>>());
+  else
+    by_stored<E>(type, write);
 }
 
 // Packs the queries of a tile into rows.q: [row_words(D)][rows], or [kDecodeRows][padded_words].
