@@ -31,7 +31,7 @@ static void add_rows(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E>
   constexpr int n = E::lanes;
   for (int v = 0; v < m.rows.vectors; ++v) {
     const Vec<Real> base = m.at(m.normalisers.base, v);
-    Vec<Real> off = m.at(m.position, v) - Real(j0 * r.key_step);  // from the key to the query
+    Vec<Real> off = distances_from<E>(j0 * r.key_step, m.position, v);  // to the query
     Vec<Real> sum = {}, entropy = {}, distance = {};
     const auto add = [&]<int unroll>(int j, std::integral_constant<int, unroll>) {
       Vec<Real> x[unroll], w[unroll];
@@ -81,7 +81,7 @@ static void weights_of_tile(const Reduce& r, const Scaling<E>& scaling, ReduceMe
   for (int v = 0; v < m.rows.vectors; ++v) {
     const Vec<Real> base = m.at(m.normalisers.base, v), inverse = m.at(m.normalisers.inverse, v);
     // From the key to the query.
-    Vec<Real> off = m.at(m.position, v) - Real((j0 + tile_mask.low[v]) * r.key_step);
+    Vec<Real> off = distances_from<E>((j0 + tile_mask.low[v]) * r.key_step, m.position, v);
     Vec<Real> sum = {}, entropy = {}, distance = {};
     const bool fully_visible = tile_mask.fully_visible && !m.has_nan;
     const Exponential<E> exponential(inverse, r.weights || m.has_nan);

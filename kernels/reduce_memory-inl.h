@@ -33,7 +33,7 @@ struct ReduceMemory {
   typename E::Word* keys;
   typename E::Word* lone;  // of multiply_lone
   Normalisers<E> normalisers;
-  Real* position;  // [rows]: of the query, among the keys
+  int64_t* position;  // [rows]: of the query, among the keys
   Bins<E> bins;
   LinearMemory<E> linear;
   double* sum;      // [rows]: of the weights
@@ -61,7 +61,8 @@ struct ReduceMemory {
     next_scores = overlaps ? scratch.take<Real>(kKeys * E::rows) : scores;
     keys = scratch.take<typename E::Word>(kKeys * E::row_words(p.D));
     lone = scratch.take<typename E::Word>(lone_words<E>(p));
-    for (Real** x : {&position, &threshold, &pair_threshold}) *x = scratch.take<Real>(E::rows);
+    position = scratch.take<int64_t>(E::rows);
+    for (Real** x : {&threshold, &pair_threshold}) *x = scratch.take<Real>(E::rows);
     for (double** x : {&sum, &entropy, &distance}) *x = scratch.take<double>(E::rows);
     const int64_t sorted = r.k <= kSortedInLanes ? r.k : 0;
     best = scratch.take<Real>(sorted * E::rows);
@@ -98,7 +99,7 @@ static void start_rows(const Reduce& r, ReduceMemory<E>& m) {
     const int64_t at = (m.rows.b * p.Hq + m.rows.head[i]) * p.Lq + m.rows.index[i];
     const Real maximum = ((const Real*)r.maximum)[at], total = ((const Real*)r.total)[at];
     m.normalisers.set(i, maximum, total);
-    m.position[i] = Real(r.starts[m.rows.b] + m.rows.index[i] * r.query_step);
+    m.position[i] = r.starts[m.rows.b] + m.rows.index[i] * r.query_step;
     m.has_nan |= total != total;
   }
 }

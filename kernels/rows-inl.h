@@ -316,6 +316,15 @@ static inline Vec<typename E::Real>& vector_at(typename E::Real* x, int j, int v
   return *(Vec<typename E::Real>*)(x + j * E::rows + v * E::lanes);
 }
 
+// How far the queries of vector v of [rows] positions are from a key. Whole numbers are subtracted:
+// rounded ones, far from the first key, would not differ.
+template <class E>
+static inline Vec<typename E::Real> distances_from(int64_t key, const int64_t* positions, int v) {
+  typename Simd<typename E::Real>::Int64 apart;
+  __builtin_memcpy(&apart, positions + v * E::lanes, sizeof apart);
+  return __builtin_convertvector(apart - key, Vec<typename E::Real>);
+}
+
 // Fills query pointers, indices and visible key intervals of up to E::rows rows: those from row0
 // on, of `all` rows of the heads from h0 on; or, where queries of h0 are `listed`, of these.
 template <class E>

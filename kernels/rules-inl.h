@@ -16,7 +16,7 @@ template <class E>
 struct RuleMemory {
   typedef typename E::Real Real;
   Real* number;                // [rows]; of blocks 1, or 0 for none
-  Real* position;              // [rows]: among the keys
+  int64_t* position;           // [rows]: among the keys
   const Real* table[E::rows];  // of diagonals, of the blocks of keys, or other_0
   int64_t place[E::rows];      // of the distance to key 0 in the table
   Real* factors;               // [columns][rows]
@@ -27,7 +27,7 @@ struct RuleMemory {
   RuleMemory(const WeightGradient& g, Scratch& scratch)
       : sides{Side<E>(g.sides, 0, scratch), Side<E>(g.sides, 1, scratch)} {
     number = scratch.take<Real>(E::rows);
-    position = scratch.take<Real>(E::rows);
+    position = scratch.take<int64_t>(E::rows);
     factors = scratch.take<Real>(g.rule == Rule::vectors ? g.other.columns * E::rows : 0);
     cells = scratch.take<Real>(g.rule == Rule::blocks ? kMostCells * E::lanes : 0);
   }
@@ -50,7 +50,7 @@ static void start_rule(const Problem& p, const WeightGradient& g, const Rows<E>&
   const int64_t columns = g.rule == Rule::vectors ? g.other.columns : 0;
   std::memset((void*)m.factors, 0, size_t(columns * E::rows) * sizeof(Real));
   for (int i = 0; i < E::rows; ++i) {
-    m.number[i] = m.position[i] = 0;
+    m.number[i] = 0, m.position[i] = 0;
     m.table[i] = columns ? (const Real*)g.other.data : numbers, m.place[i] = 0;
     if (i >= rows.count) continue;
     const int64_t h = rows.head[i], q = rows.index[i], head = rows.b * p.Hq + h;
@@ -59,7 +59,7 @@ static void start_rule(const Problem& p, const WeightGradient& g, const Rows<E>&
       m.number[i] = numbers[row];
       continue;
     }
-    m.position[i] = Real(position);
+    m.position[i] = position;
     if (g.rule == Rule::logarithms || g.rule == Rule::distances) m.number[i] = numbers[row];
     if (columns) m.table[i] += rows.b * g.other.strides[0] + h * g.other.strides[1];
     for (int64_t c = 0; c < columns; ++c) m.factors[c * E::rows + i] = numbers[row * columns + c];
@@ -322,10 +322,8 @@ static void by_rule(const Problem& p, const WeightGradient& g, const Rows<E>& ro
   if (g.rule == Rule::diagonals) return use(DiagonalGradient<E>(g, rows, m, v, j0));
   if (g.rule == Rule::vectors) return use(VectorGradient<E>(g, rows, m, v, j0));
   if (g.rule == Rule::distances) {
-    const Vec<Real> position = vector_at<E>(m.position, 0, v);
-    return use([&](int j, Vec<Real>) {
-      return number * magnitude(position - Real((j0 + j) * g.key_step));
-    });
+    const Vec<Real> off = distances_from<E>(j0 * g.key_step, m.position, v);
+    return use([&](int j, Vec<Real>) { return number * magnitude(off - Real(j * g.key_step)); });
   }
   if (g.rule == Rule::logarithms) {
     // The exponent is -inf where there is no weight, and dP must be a number.
