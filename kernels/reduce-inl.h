@@ -395,8 +395,8 @@ static void run_reduce(const void* pass, int64_t task, char* memory, const Stop&
 }
 
 static Job reduce(const Reduce& r) {
-  return by_type<Job>(r.problem->type, [&]<class T>(T) -> Job {
-    typedef Computed<typename T::OfForward> E;
+  return by_computed<Job>(r.problem->type, [&]<class T>(T) -> Job {
+    typedef typename T::OfForward E;
     if (r.finds_statistics) return fused_heatmap<E>(r);
     Scratch scratch(nullptr);
     ReduceMemory<E> m(r, scratch);

@@ -497,6 +497,15 @@ static auto by_stored([[maybe_unused]] Type type, Read read) {
   return read(E());
 }
 
+// Calls `write` with the element of what is written: of a stored type, or as it is summed.
+template <class E, class Write>
+static void by_written(Type type, Write write) {
+  if (type == real_type<typename E::Real>)
+    write(Element<real_type<typename E::Real>>());
+  else
+    by_stored<E>(type, write);
+}
+
 // Calls `what` with the element type of a problem; where there is a base, of this target's own.
 template <class Result, class What>
 static Result by_type(Type type, What what) {

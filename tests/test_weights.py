@@ -203,15 +203,16 @@ def test_invisible_is_nan_and_a_weight_of_zero_is_minus_infinity():
 @pytest.mark.parametrize("backend", ["kernel", "torch"])
 def test_distances_far_from_the_first_key_are_exact(backend, left):
     """Where float32 has no odd numbers."""
-    query, key = torch.ones(1, 1, 1, requires_grad=True), torch.full((1, 2**24 + 9, 1), -200.0)
+    query, key = torch.ones(1, 4, 1, requires_grad=True), torch.full((1, 2**24 + 9, 1), -200.0)
     key[0, -2:, 0] = torch.tensor([1.0, 2.0])
     weights = AttentionWeights(query, key, causal=True, window=(left, 0), backend=backend)
-    distance = weights.distance()  # the weight of the key before
-    expected = torch.sigmoid(torch.tensor([[-1.0]]))
-    torch.testing.assert_close(distance.detach(), expected, rtol=1e-6, atol=0)
-    (gradient,) = torch.autograd.grad(distance, query)
-    expected = expected * (expected - 1)
-    torch.testing.assert_close(gradient, expected[..., None], rtol=1e-5, atol=0)
+    before = torch.sigmoid(torch.tensor(-1.0))  # the last query's weight of the key before
+    expected = torch.tensor([[left / 2, left / 2, 0, before]])
+    distance = weights.distance()
+    for found in (distance.detach(), weights.summary().distance.detach()):
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    (gradient,) = torch.autograd.grad(distance[0, -1], query)
+    torch.testing.assert_close(gradient[0, -1, 0], before * (before - 1), rtol=1e-5, atol=0)
 
 
 def test_strongest_leaves_rows_of_nan_out():

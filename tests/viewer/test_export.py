@@ -270,6 +270,8 @@ class TestFile:
             "  Choose layers with layers=[0, 5], record fewer tokens, allow more with"
             " limit_bytes=..., or look at all of it with regard view."
         )
+        with pytest.raises(regard.MaterializeError, match=r"above the limit of 1\.5 MB"):
+            found.export(tmp_path / "page.html", limit_bytes=1_500_000)
         assert list(tmp_path.iterdir()) == []
         found.export(tmp_path / "page.html", layers=[1], limit_bytes=1_500_000)
 

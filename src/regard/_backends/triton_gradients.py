@@ -91,7 +91,7 @@ def _slopes(s, bent, visible, cap, base, share, dp, delta, factor, kept, keep,
         w = tl.where(visible, w, 0.0)
     given = w
     if HAS_DROPOUT:
-        scaled = tl.where(kept, keep, 0.0)  # a weight of NaN stays one
+        scaled = tl.where(kept, keep, 0.0)  # a factor: NaN stays NaN
         given, dp = w * scaled, dp * scaled
     ds = w * tl.fma(dp, factor, -delta[:, None])
     if HAS_CAP:
