@@ -342,6 +342,29 @@ def test_a_graph_or_a_transform_is_refused(record, backend):
         recorded[record]()
 
 
+# What loads the decompositions of forward mode uses what torch has deprecated.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+@pytest.mark.parametrize("dual", ["query", "value", "bias", "output", "maximum", "grad", "into"])
+def test_tangents_are_refused_not_lost(dual, backend):
+    given = {name: torch.ones(2, 5, 4) for name in ("query", "value", "output", "grad", "into")}
+    given |= {"bias": torch.ones(2, 5, 5), "maximum": torch.zeros(2, 5)}
+
+    def ask():
+        x, into = given, AttentionGradients(None, None, given["into"])
+        known = RowStatistics(x["maximum"], x["maximum"] + 5)
+        return regard.attention_gradients(
+            x["query"], x["query"], x["value"], x["output"], known, x["grad"],
+            bias=x["bias"], into=into, backend=backend,
+        )  # fmt: skip
+
+    with torch.autograd.forward_ad.dual_level():
+        ask()
+        given[dual] = torch.autograd.forward_ad.make_dual(given[dual], given[dual])
+        with pytest.raises(UnsupportedError, match="no forward-mode derivative"):
+            ask()
+
+
 @by_ways(*NAMED)
 def test_statistics_may_be_of_the_other_library(way):
     q, k, v, grad = (numbers(HQ, 5, D, seed=seed) for seed in range(4))

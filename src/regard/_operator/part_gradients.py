@@ -76,7 +76,8 @@ def attention_gradients(
         The gradients; those of ``into`` where it is given.
 
     Raises:
-        ShapeError, TypeError, ValueError, UnsupportedError: as ``regard.attention``.
+        ShapeError, TypeError, ValueError, UnsupportedError: as ``regard.attention``; tensors with a
+            tangent of forward mode are refused.
 
     Example:
         >>> import numpy as np, regard
@@ -95,7 +96,9 @@ def attention_gradients(
         raise TypeError(
             "attention_gradients: value is None; pass the values of these keys, (..., Hkv, Lk, Dv)."
         )
-    call = detached_call(read_call(query, key, value, **options))
+    call = read_call(query, key, value, **options)
+    _refuse_forward_mode(call, output, statistics, grad_output, into)
+    call = detached_call(call)
     _refuse_recorded(call)
     chosen = choose(call, backend)
     given: dict[str, Any] = {"query": query, "key": key, "value": value}
@@ -117,6 +120,16 @@ def attention_gradients(
     if found.get("sinks") is not None:
         found["sinks"][...] += _of_sinks(call, statistics, delta).reshape(found["sinks"].shape)
     return AttentionGradients(**found) if into is None else into
+
+
+def _refuse_forward_mode(call: Call, *given: Any) -> None:
+    """Refuses tensors with a tangent, which the gradients would lose."""
+    parts = (x if isinstance(x, tuple) else (x,) for x in (*vars(call).values(), *given))
+    tensors = [x for part in parts for x in part if is_tensor(x)]
+    if tensors:
+        from regard._backends.torch_ops import refuse_forward_mode
+
+        refuse_forward_mode(*tensors)
 
 
 def _refuse_recorded(call: Call) -> None:
