@@ -1002,6 +1002,8 @@ def test_what_is_no_number_is_refused_before_anything_is_written(tmp_path, corpu
         (lambda: survey.run(shards=[0, 1.5]), "shard is a float; an int is needed"),
         (lambda: survey.run(shards="01"), "shard is a str; an int is needed"),
         (lambda: survey.run(workers=1.5), "workers is a float; an int is needed"),
+        (lambda: survey.run(5), "executor is an int; a concurrent.futures.Executor is needed"),
+        (lambda: survey.run(ThreadPoolExecutor), "executor is the class ThreadPoolExecutor; a"),
         (lambda: survey.run_shard("0"), "shard is a str; an int is needed"),
         (lambda: survey.text(0.5), "document is a float; an int is needed"),
         (lambda: survey.document("0"), "document is a str; an int is needed"),

@@ -241,7 +241,7 @@ class Survey:
         Raises:
             IndexError: no such shard.
             SurveyError: shards that failed, with the reason; all others are done.
-            TypeError: ``workers`` or a shard is no int.
+            TypeError: ``workers`` or a shard is no int, or ``executor`` is none.
             ValueError: ``workers`` below 1, or more than one process for a ``LanguageModel``, which
                 no name stands for; a file in the place of a shard is damaged, or none of this
                 survey.
@@ -252,6 +252,7 @@ class Survey:
                 f"survey: there is no shard {min(beyond)}; there are {len(self)}, 0 to"
                 f" {len(self) - 1}."
             )
+        _require_executor(executor)
         if workers is not None:
             _require_int("workers", workers)
             if workers < 1:
@@ -386,6 +387,17 @@ def _require_int(name: str, value: object) -> None:
     if isinstance(value, bool):
         raise TypeError(f"survey: {name} is a bool; an int is needed.")
     _require(name, value, (int, np.integer), "an int")
+
+
+def _require_executor(value: object) -> None:
+    """Raises TypeError for what takes no work: a class does not, before one is made of it."""
+    if value is None or (callable(getattr(value, "submit", None)) and not isinstance(value, type)):
+        return
+    found = f"the class {value.__name__}" if isinstance(value, type) else a_type(value)
+    raise TypeError(
+        f"survey: executor is {found}; a concurrent.futures.Executor is needed, as"
+        " ThreadPoolExecutor() makes one, or workers=... for processes of this machine."
+    )
 
 
 def _numbers(shards: Iterable[int]) -> Iterable[int]:
