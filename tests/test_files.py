@@ -121,6 +121,30 @@ def test_whatever_breaks_it_off_leaves_the_old_file_and_nothing_beside_it(
     assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"the old one"] * there
 
 
+@pytest.mark.parametrize("links", [True, False])
+def test_of_several_that_write_a_new_name_the_first_gets_it(tmp_path, monkeypatch, links):
+    def no_links(file, place):  # as on FAT
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    if not links:
+        monkeypatch.setattr(os, "link", no_links)
+    path = tmp_path / "a"
+
+    def write_both():
+        with files.replaced_when_complete(path, first=True) as last:
+            last.write(b"the last")
+            with files.replaced_when_complete(path, first=True) as file:
+                file.write(b"the first")
+
+    if links:
+        with pytest.raises(FileExistsError) as caught:
+            write_both()
+        assert caught.value.filename == str(path)
+    else:
+        write_both()
+    assert [x.read_bytes() for x in tmp_path.iterdir()] == [b"the first" if links else b"the last"]
+
+
 @posix
 @savers
 def test_a_link_stays_and_what_it_points_to_is_written(tmp_path, name, save):

@@ -1015,6 +1015,35 @@ def test_what_is_no_number_is_refused_before_anything_is_written(tmp_path, corpu
     assert len(Survey(tmp_path / "heads", model=model, corpus=corpus, **of_numpy)) == len(survey)
 
 
+def test_of_two_surveys_that_begin_at_once_in_a_folder_the_second_is_refused(
+    tmp_path, corpus, model, monkeypatch
+):
+    folder, make = tmp_path / "heads", running.make_folders
+
+    def meanwhile(*given):  # between the look at the folder and the writing
+        make(*given)
+        monkeypatch.undo()
+        started(folder, corpus, model, max_tokens=32)
+
+    monkeypatch.setattr(running, "make_folders", meanwhile)
+    with pytest.raises(ValueError, match="it has max_tokens 32, and 64 is asked for"):
+        started(folder, corpus, model)
+    assert Survey(folder).manifest.settings["max_tokens"] == 32
+    assert {path.name for path in folder.iterdir()} == {"heads", "survey.json"}
+
+
+def test_a_survey_that_begins_twice_at_once_is_one(tmp_path, corpus, model, monkeypatch):
+    folder, make = tmp_path / "heads", running.make_folders
+
+    def meanwhile(*given):
+        make(*given)
+        monkeypatch.undo()
+        started(folder, corpus, model)
+
+    monkeypatch.setattr(running, "make_folders", meanwhile)
+    assert started(folder, corpus, model).manifest == Survey(folder).manifest
+
+
 def test_a_survey_that_is_opened_has_the_settings_that_it_began_with(
     survey, tmp_path, corpus, model
 ):

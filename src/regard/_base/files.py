@@ -122,7 +122,9 @@ def check_folder(path: str | Path) -> None:
 
 
 @contextlib.contextmanager
-def replaced_when_complete(path: str | Path, buffering: int = -1) -> Iterator[BinaryIO]:
+def replaced_when_complete(
+    path: str | Path, buffering: int = -1, *, first: bool = False
+) -> Iterator[BinaryIO]:
     """A new file that takes the name once it is complete and on disk, and else leaves no trace.
 
     A link stays, and what it points to is replaced. A file that was there passes on who may read
@@ -131,11 +133,14 @@ def replaced_when_complete(path: str | Path, buffering: int = -1) -> Iterator[Bi
     Args:
         path: of the file.
         buffering: as of ``open``.
+        first: replace nothing: of several that write the name at once one gets it. A file system
+            without hard links cannot tell, and the last gets it there.
 
     Raises:
+        FileExistsError: another file has the name, and this is to be the first.
         OSError: about ``path`` as it was given, whatever the new file is called meanwhile.
     """
-    with _told_of(path), _beside(path, buffering) as file:
+    with _told_of(path), _beside(path, buffering, first) as file:
         yield file
 
 
@@ -170,7 +175,7 @@ def _place(path: str | Path) -> Path:
 
 
 @contextlib.contextmanager
-def _beside(path: str | Path, buffering: int) -> Iterator[BinaryIO]:
+def _beside(path: str | Path, buffering: int, first: bool) -> Iterator[BinaryIO]:
     place = _place(path)
     old = _replaceable(place, path)
     mode = 0o666 if old is None else stat.S_IMODE(old.st_mode)
@@ -187,13 +192,26 @@ def _beside(path: str | Path, buffering: int) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(place)
+        if not (first and _linked(temporary, place)):
+            temporary.replace(place)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
     if os.name == "posix":
         _sync_folder(place.parent)
+
+
+def _linked(file: Path, place: Path) -> bool:
+    """Moves a file to a name that is free; False where the system has no hard links."""
+    try:
+        os.link(file, place)
+    except FileExistsError:
+        raise
+    except OSError:
+        return False
+    file.unlink()
+    return True
 
 
 def _replaceable(place: Path, path: str | Path) -> os.stat_result | None:

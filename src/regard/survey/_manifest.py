@@ -63,8 +63,12 @@ class Manifest:
         return hashlib.sha256(self.data).hexdigest()
 
     def save(self, folder: Path) -> None:
-        """Writes it, whole or not at all."""
-        with replaced_when_complete(folder / NAME) as file:
+        """Writes it, whole or not at all.
+
+        Raises:
+            FileExistsError: another has begun a survey in the folder.
+        """
+        with replaced_when_complete(folder / NAME, first=True) as file:
             file.write(self.data)
 
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -160,13 +161,14 @@ class Survey:
 
     def _begin(self, asked: Manifest) -> Manifest:
         """The manifest of the folder, after it was written or compared."""
-        if (self.folder / NAME).exists():
-            Manifest.load(self.folder).require_same(asked, self.folder)
-        else:
+        if not (self.folder / NAME).exists():
             if self.folder.exists() and not self.folder.is_dir():
                 raise ValueError(f"survey: {self.folder} is a file; name a folder.")
             _run.make_folders(self.folder, asked.settings["documents"])
-            asked.save(self.folder)
+            with contextlib.suppress(FileExistsError):  # another has begun meanwhile
+                asked.save(self.folder)
+                return asked
+        Manifest.load(self.folder).require_same(asked, self.folder)
         return asked
 
     def _require_begun_with(
