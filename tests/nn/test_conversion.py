@@ -107,6 +107,46 @@ def test_keys_that_are_no_token_are_refused(option):
         MultiHeadAttention.from_torch(other)
 
 
+def quantizable():
+    """It computes with three linear layers; its ``in_proj_weight`` are other numbers."""
+    return torch.ao.nn.quantizable.MultiheadAttention(8, 2)
+
+
+def pruned():
+    module = nn.MultiheadAttention(8, 2)
+    prune.l1_unstructured(module, "in_proj_weight", 0.5)
+    return module
+
+
+def adapted():
+    module = nn.MultiheadAttention(8, 2)
+    module.out_proj = nn.Sequential(module.out_proj)
+    return module
+
+
+def stripped():
+    module = nn.MultiheadAttention(8, 2)
+    module.in_proj_weight = module.out_proj.bias = None
+    return module
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (
+            quantizable,
+            r"a torch.ao.nn.quantizable.*MultiheadAttention has linear_Q.weight, .*, which",
+        ),
+        (pruned, "has in_proj_weight_orig, in_proj_weight_mask, which"),
+        (adapted, "has out_proj.0.weight, out_proj.0.bias, which"),
+        (stripped, "has no in_proj_weight and no out_proj.bias, and"),
+    ],
+)
+def test_modules_with_other_weights_than_torchs_are_refused(make, found):
+    with pytest.raises(regard.UnsupportedError, match=rf"from_torch: .*{found}.* Move the module"):
+        MultiHeadAttention.from_torch(make())
+
+
 def test_only_torchs_own_layer_is_read_by_from_torch():
     with pytest.raises(TypeError, match=r"got a Linear; a torch\.nn\.MultiheadAttention is needed"):
         MultiHeadAttention.from_torch(nn.Linear(2, 2))

@@ -10,6 +10,9 @@ from regard._base.errors import ShapeError, UnsupportedError, a_type
 
 # How the names of a projection's parameters begin, parametrized ones included.
 OF_LINEAR = ("weight", "bias", "parametrizations.")
+# The projections of query, key and value of torch's module, which may have one matrix or three.
+IN_ONE = ("in_proj_weight",)
+APART = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 Reading = tuple[dict[str, Any], dict[str, Tensor], bool]
 
 
@@ -35,18 +38,40 @@ def from_torch(module: nn.MultiheadAttention) -> Reading:
         "bias": module.in_proj_bias is not None,
         "dropout": module.dropout,
     }
-    return options, copied(_state(module)), module.training
+    names = _names(module)
+    _require_own(module, names)
+    state: dict[str, Any] = {
+        name: functools.reduce(getattr, name.split("."), module) for name in names
+    }
+    return options, copied(state), module.training
 
 
-def _state(module: nn.Module) -> dict[str, Tensor]:
-    """The state dict; of what is parametrized the numbers that the module computes with."""
-    found: dict[str, Any] = {}
+def _names(module: nn.Module) -> list[str]:
+    """Those of the state dict; what is parametrized has the name that the module computes with."""
+    found: dict[str, None] = {}
     for name in module.state_dict():
         owner, _, parametrized = name.partition("parametrizations.")
-        if parametrized:
-            name = owner + parametrized.partition(".")[0]
-        found[name] = functools.reduce(getattr, name.split("."), module)
-    return found
+        found[owner + parametrized.partition(".")[0] if parametrized else name] = None
+    return [*found]
+
+
+def _require_own(module: nn.MultiheadAttention, names: list[str]) -> None:
+    """Raises an UnsupportedError unless the tensors are those of torch's own module."""
+    same = module.embed_dim == module.kdim == module.vdim
+    needed = {"out_proj.weight", *(IN_ONE if same else APART)}
+    if module.in_proj_bias is not None:
+        needed |= {"in_proj_bias", "out_proj.bias"}
+    others, missing = [name for name in names if name not in needed], needed.difference(names)
+    if others or missing:
+        found = f"has {', '.join(others)}, which torch.nn.MultiheadAttention has not"
+        if not others:
+            found = f"has no {' and no '.join(sorted(missing))}"
+        raise UnsupportedError(
+            f"MultiHeadAttention.from_torch: {a_type(module, whole=True)} {found}, and a layer of"
+            " the rest would compute other numbers. Move the module over before it is prepared for"
+            " quantization, or take off what was added to it, as by prune.remove,"
+            " remove_weight_norm, or merge_and_unload of peft."
+        )
 
 
 def from_gpt2(c_attn: nn.Module, c_proj: nn.Module, num_heads: int) -> Reading:

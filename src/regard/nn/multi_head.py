@@ -171,7 +171,8 @@ class MultiHeadAttention(nn.Module):
 
         Raises:
             TypeError: not a ``torch.nn.MultiheadAttention``.
-            UnsupportedError: made with ``add_bias_kv`` or ``add_zero_attn``.
+            UnsupportedError: made with ``add_bias_kv`` or ``add_zero_attn``, or with other weights
+                than torch's own has, as quantizable modules.
         """
         return cls._built(*conversion.from_torch(module), causal=causal)
 
