@@ -199,11 +199,27 @@ def test_a_vocabulary_that_no_memory_holds_is_an_error():
         BytePairTokenizer.train(["a"], 10**9)
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"\xff\x00", b"[1, 2]"])
-def test_a_file_that_is_no_tokenizer_is_an_error(tmp_path, content):
-    (tmp_path / "tokenizer.json").write_bytes(content)
-    with pytest.raises(ValueError, match=r"tokenizer.json: not a byte-pair tokenizer"):
-        BytePairTokenizer.load(tmp_path / "tokenizer.json")
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "EOF while parsing"),
+        (b"{}", "Model missing"),
+        (b"\xff\x00", "expected value"),
+        (b"[1, 2]", "invalid type: sequence"),
+        (None, "EOF while parsing"),
+    ],
+)
+def test_a_file_that_is_no_tokenizer_is_an_error_with_the_way_out(pairs, tmp_path, content, reason):
+    path = tmp_path / "tokenizer.json"
+    if content is None:  # it is cut off
+        pairs.save(path)
+        content = path.read_bytes()[:-100]
+    path.write_bytes(content)
+    message = (
+        rf"tokenizer.json: not a byte-pair tokenizer \({reason}.*\)\. Put back the file .*install"
+    )
+    with pytest.raises(ValueError, match=message):
+        BytePairTokenizer.load(path)
 
 
 def test_a_tokenizer_whose_tokens_stand_for_no_bytes_is_an_error(tmp_path):

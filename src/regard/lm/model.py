@@ -20,7 +20,7 @@ from regard._operator.attention import attention
 from regard._weights.parts import int_of
 from regard.lm.config import NORM_EPSILON, Config
 from regard.lm.memory import require_memory
-from regard.lm.tokenizer import BytePairTokenizer, require_text
+from regard.lm.tokenizer import PUT_BACK, BytePairTokenizer, require_text
 from regard.recording import Layer, Recording
 
 if TYPE_CHECKING:
@@ -393,7 +393,7 @@ def _stored_weights(path: Path) -> dict[str, Array]:
     try:
         stored = safetensors.numpy.load_file(path)
     except (SafetensorError, TypeError) as error:  # the latter: a dtype that NumPy does not have
-        raise ValueError(f"{path}: not a weights file ({error}).") from error
+        raise ValueError(f"{path}: not a weights file ({error}). {PUT_BACK}") from error
     for name, weight in stored.items():
         if weight.dtype.name not in STORED:
             known = ", ".join(STORED)

@@ -21,6 +21,12 @@ BYTES = 256
 SHOWN = 12  # words of a tokenizer's repr
 MOST_IDS = 2**22  # memory for as many is taken at once; where there is none, the process ends
 LONGEST_WORD = 1000  # characters: the merges of a word take the square of its length
+NO_TOKENIZER = "Cannot instantiate Tokenizer from buffer: "  # how the library's errors begin
+# The way out where a file of a model is damaged.
+PUT_BACK = (
+    "Put back the file that was saved with the model, or train the model anew; to have that of the"
+    " built-in model back, install regard again: pip install --force-reinstall regard."
+)
 LONG_RUN = re.compile(rf"(?<!\S)\S{{{LONGEST_WORD + 1},}}|(?<!\s)\s{{{LONGEST_WORD + 1},}}")
 
 
@@ -190,14 +196,12 @@ class BytePairTokenizer:
         try:
             found = cls(Tokenizer.from_buffer(text))
         except Exception as error:  # the library raises plain Exception
-            raise ValueError(f"{path}: not a byte-pair tokenizer ({error}).") from error
+            raise _no_tokenizer(path, str(error).removeprefix(NO_TOKENIZER)) from error
         try:
             found._spelled  # noqa: B018
         except KeyError as error:
-            raise ValueError(
-                f"{path}: not a byte-pair tokenizer (a token has the character {error}, which"
-                " stands for no byte)."
-            ) from error
+            reason = f"a token has the character {error}, which stands for no byte"
+            raise _no_tokenizer(path, reason) from error
         return found
 
     def save(self, path: str | Path) -> None:
@@ -255,6 +259,10 @@ class BytePairTokenizer:
         signs = _byte_of_sign()
         tokens = (self._tokenizer.id_to_token(i) or "" for i in range(self.bos))
         return [*(bytes(signs[sign] for sign in token) for token in tokens), b""]
+
+
+def _no_tokenizer(path: str | Path, reason: str) -> ValueError:
+    return ValueError(f"{path}: not a byte-pair tokenizer ({reason.rstrip('.')}). {PUT_BACK}")
 
 
 def _parts(text: str) -> Iterator[str]:
