@@ -373,6 +373,28 @@ def test_a_foreign_weights_file_is_an_error(tiny, tmp_path, content):
         LanguageModel.load(tmp_path)
 
 
+@pytest.mark.parametrize("place", [0.0, 0.3, 0.999])
+def test_a_changed_bit_of_the_weights_is_told(tiny, tmp_path, place):
+    tiny.save(tmp_path)
+    path = tmp_path / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    start = 8 + int.from_bytes(data[:8], "little")
+    data[start + int(place * (len(data) - start))] ^= 1
+    path.write_bytes(data)
+    message = r"not a weights file \(its checksum is another: .*\)\. Put back the file"
+    with pytest.raises(ValueError, match=message):
+        LanguageModel.load(tmp_path)
+
+
+def test_weights_that_were_saved_without_a_checksum_are_read(tiny, tmp_path):
+    tiny.save(tmp_path)
+    path = tmp_path / "model.safetensors"
+    needed = LanguageModel.load(tmp_path).weights
+    safetensors.numpy.save_file(safetensors.numpy.load_file(path), path, {"format": "np"})
+    found = LanguageModel.load(tmp_path).weights
+    assert all(np.array_equal(found[name], needed[name]) for name in needed)
+
+
 @pytest.mark.parametrize(
     ("value", "dtype", "message"),
     [

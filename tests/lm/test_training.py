@@ -289,10 +289,22 @@ def changed(name, value):
     return damaged
 
 
+def flipped(data):
+    at = len(data) // 2
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+def with_other_losses(data):
+    digit = data.index(b'"losses":"[') + len(b'"losses":"[')
+    return data[:digit] + (b"3" if data[digit : digit + 1] != b"3" else b"4") + data[digit + 1 :]
+
+
 @pytest.mark.parametrize(
     ("damaged", "said"),
     [
         (cut, ""),
+        (flipped, "its checksum is another"),
+        (with_other_losses, "its checksum is another"),
         (without_metadata, "no losses"),
         (with_losses("[1.0, "), ""),
         (with_losses("5"), "no losses"),
@@ -313,6 +325,17 @@ def test_a_damaged_checkpoint_is_an_error(trained, tmp_path, damaged, said):
     message = rf"a damaged checkpoint \(.*{said}.*\)\. Delete it to start the run anew"
     with pytest.raises(ValueError, match=message):
         train_texts(TEXTS, tmp_path, SETTINGS)
+
+
+def test_a_checkpoint_of_an_earlier_version_has_no_checksum_and_goes_on(trained, tmp_path):
+    for name in ("run.json", "tokenizer.json", CHECKPOINT):
+        (tmp_path / name).write_bytes((trained[0] / name).read_bytes())
+    data = (tmp_path / CHECKPOINT).read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    losses = json.loads(data[8 : 8 + length])["__metadata__"]["losses"]
+    (tmp_path / CHECKPOINT).write_bytes(with_losses(losses)(data))
+    train_texts(TEXTS, tmp_path, SETTINGS)
+    assert contents(tmp_path) == contents(trained[0])
 
 
 def test_a_model_too_large_for_float16_is_not_written(tmp_path):

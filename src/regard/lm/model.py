@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import safetensors.numpy
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 
 from regard._base.cache import KeyValueCache
 from regard._base.errors import a_type
@@ -18,6 +18,7 @@ from regard._base.files import check_folder, open_file, replaced_when_complete
 from regard._base.rotary import rotate
 from regard._operator.attention import attention
 from regard._weights.parts import int_of
+from regard.lm.checksum import require_unchanged, with_checksum
 from regard.lm.config import NORM_EPSILON, Config
 from regard.lm.memory import require_memory
 from regard.lm.tokenizer import PUT_BACK, BytePairTokenizer, require_text
@@ -106,7 +107,7 @@ class LanguageModel:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         with replaced_when_complete(folder / "model.safetensors") as file:
-            file.write(safetensors.numpy.save(half))
+            file.write(safetensors.numpy.save(half, with_checksum(half)))
         self.tokenizer.save(folder / "tokenizer.json")
         self.config.save(folder / "config.json")
 
@@ -387,12 +388,15 @@ def _stored_weights(path: Path) -> dict[str, Array]:
     """The weights of a file in float32.
 
     Raises:
-        ValueError: the file is no weights file, or has one that is not floating, or not finite.
+        ValueError: the file is no weights file, or has one that is not floating, or not finite, or
+            bits of it have changed.
     """
     open_file(path).close()  # fails for a pipe instead of waiting
     try:
-        stored = safetensors.numpy.load_file(path)
-    except (SafetensorError, TypeError) as error:  # the latter: a dtype that NumPy does not have
+        with safe_open(path, "np") as file:
+            stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            require_unchanged(stored, file.metadata())
+    except (SafetensorError, TypeError, ValueError) as error:  # TypeError: a dtype NumPy has not
         raise ValueError(f"{path}: not a weights file ({error}). {PUT_BACK}") from error
     for name, weight in stored.items():
         if weight.dtype.name not in STORED:

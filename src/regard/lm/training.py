@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from regard._base.extras import needed_by
 from regard._base.files import check_folder, open_file, read_file, replaced_when_complete
+from regard.lm.checksum import require_unchanged, with_checksum
 from regard.lm.config import Config, LayerConfig
 from regard.lm.corpus import Batches, encode_texts, read_texts
 from regard.lm.memory import require_free
@@ -224,7 +225,7 @@ def train_texts(
     half = in_float16(weights, SMALLER)
     run.save(folder / CHECKPOINT)
     run.model.config.save(folder / CONFIG)
-    _write(folder / WEIGHTS, safetensors.numpy.save(half))
+    _write(folder / WEIGHTS, safetensors.numpy.save(half, with_checksum(half)))
     return run.losses
 
 
@@ -361,8 +362,9 @@ class _Run:
 
     def save(self, path: Path) -> None:
         """Writes the checkpoint, whole or not at all."""
-        metadata = {"losses": json.dumps(self.losses)}
-        _write(path, save(self._tensors(), metadata))
+        tensors = self._tensors()
+        metadata = with_checksum(_arrays(tensors), {"losses": json.dumps(self.losses)})
+        _write(path, save(tensors, metadata))
 
     @default_modes()
     def load(self, path: Path) -> None:
@@ -373,12 +375,15 @@ class _Run:
         try:
             with safe_open(path, "pt") as file:
                 stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                self.losses = self._losses(file.metadata())
+                metadata = file.metadata()
+            losses = self._losses(metadata)
             self._require_whole(stored)
+            require_unchanged(_arrays(stored), metadata)
         except (SafetensorError, ValueError) as error:
             raise ValueError(
                 f"{path}: a damaged checkpoint ({error}). Delete it to start the run anew."
             ) from error
+        self.losses = losses
         with torch.no_grad():
             for name, weight in self.model.weights().items():
                 weight.copy_(stored.pop(name))
@@ -420,3 +425,7 @@ class _Run:
             for parameter, state in optimizer.state_dict()["state"].items():
                 tensors |= {f"optimizer.{number}.{parameter}.{k}": t for k, t in state.items()}
         return tensors
+
+
+def _arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    return {name: x.numpy() for name, x in tensors.items()}
