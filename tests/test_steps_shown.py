@@ -306,6 +306,29 @@ def test_steps_that_are_copied_or_read_know_which_tensors_were_written_to(again)
             some.explain(0, 1)
 
 
+@pytest.mark.parametrize("inputs", [False, True])
+def test_deep_copies_of_steps_that_autograd_follows_have_no_graph(inputs):
+    q, k, v = (torch.from_numpy(numbers(3, 3, seed=n)).requires_grad_() for n in range(3))
+    bias = v * 2
+    first = (
+        Steps.from_inputs(q * 1, k, k * 2, v, bias=bias)
+        if inputs
+        else steps(q * 1, k, v, bias=bias)
+    )
+    found = copy.deepcopy(first)
+    assert str(found) == str(first)
+    assert found.explain(0, 1) == first.explain(0, 1)
+    gradients = first.backward(torch.ones_like(first.output))
+    assert copy.deepcopy(gradients).explain(1, 0) == gradients.explain(1, 0)
+    assert (first.output.requires_grad, found.output.requires_grad) == (True, False)
+    assert found.output.data_ptr() != first.output.data_ptr()
+    assert found._call.query.data_ptr() == found.query.data_ptr()
+    found.query.zero_()
+    assert first.query.any()
+    first.output.sum().backward()
+    assert k.grad.any()
+
+
 def test_the_note_of_a_tensor_that_was_written_to_stands_under_its_facts():
     q, k = torch.eye(2), torch.eye(2)
     found = steps(q, k)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -52,7 +53,8 @@ class Steps(Generic[ArrayT, OutputT]):
     float32, or float64 for a float64 query; weights and output are what ``regard.attention``
     gives. A step that the call does not have is None, but ``capped`` and ``masked`` are then the
     step before them. Inputs, query, key and value are the arrays that were given: a tensor that was
-    written to since is printed with a note; NumPy does not count writes.
+    written to since is printed with a note; NumPy does not count writes. ``copy.deepcopy`` makes
+    steps with arrays of their own, outside of autograd's graph.
 
     Attributes:
         inputs: ``(..., Lq, d_in)``, from which the queries are projected, or None.
@@ -220,6 +222,14 @@ class Steps(Generic[ArrayT, OutputT]):
 
         return backward(self, grad_output)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Steps[ArrayT, OutputT]:
+        state = self.__getstate__()
+        for x in _computed(state):  # torch copies no tensor with its graph
+            memo[id(x)] = copy.deepcopy(x.detach(), memo)
+        made: Steps[ArrayT, OutputT] = object.__new__(type(self))
+        made.__setstate__(copy.deepcopy(state, memo))
+        return made
+
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_versions": told(self._versions)}
 
@@ -346,6 +356,19 @@ def require_unwritten(steps: Steps[Any, Any], name: str, what: str) -> None:
             " would mix old numbers with new. Make the steps anew, as after each step of gradient"
             " descent."
         )
+
+
+def _computed(x: Any) -> Iterator[Any]:
+    """The tensors among some values that have a graph of autograd."""
+    if is_tensor(x):
+        if not x.is_leaf:
+            yield x
+        return
+    found = vars(x) if isinstance(x, Call) else x
+    if isinstance(found, dict):
+        found = [*found.values()]
+    for one in found if isinstance(found, (tuple, list)) else ():
+        yield from _computed(one)
 
 
 def _written_out(
