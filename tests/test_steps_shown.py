@@ -329,6 +329,35 @@ def test_deep_copies_of_steps_that_autograd_follows_have_no_graph(inputs):
     assert k.grad.any()
 
 
+def evaluated(line):
+    """Both sides of the last equation of a line of ``explain``."""
+    text, _, result = line.split(":")[0].rpartition(" = ")
+    return eval(text.split(maxsplit=1)[1], {"exp": np.exp, "sqrt": np.sqrt}), float(result)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e3, 1e5, 1e7, 1e-7])
+def test_the_arithmetic_of_scores_of_any_size_can_be_followed(size):
+    q = np.array([[size, 1.0]])
+    k = np.array([[1.0, 0.3], [1.0, 1.5], [1.0, -1.0]])
+    found = steps(q, k, k, scale=1.0)
+    scores, scaled, weights, output = found.explain(0, 1).splitlines()[1:]
+    for line in (scores, scaled, weights):
+        result, told = evaluated(line)
+        assert told == pytest.approx(result, rel=2e-3)
+    assert float(scores.rpartition(" = ")[2]) == pytest.approx(size + 1.5, abs=1e-3)
+    assert output.endswith(f"= [1, {found.output[0, 1]:.5g}]")
+
+
+@pytest.mark.parametrize("size", [1.0, 1e5, 1e-7])
+def test_the_arithmetic_of_gradients_of_any_size_can_be_followed(size):
+    x = np.array([[size, 1.0], [size, -1.0]])
+    gradients = steps(np.eye(2), np.eye(2), x, scale=1.0).backward(np.array([[1.0, 1.0]] * 2))
+    lines = gradients.explain(0, 1).splitlines()
+    (line,) = [line for line in lines if line.startswith("d_scaled")]
+    result, told = evaluated(line)
+    assert told == pytest.approx(result, rel=2e-3)
+
+
 def test_the_note_of_a_tensor_that_was_written_to_stands_under_its_facts():
     q, k = torch.eye(2), torch.eye(2)
     found = steps(q, k)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # Longer sums leave out terms in the middle.
 LONGEST_SUM = 6
+# Scores that differ by it have exponentials that differ by a factor of e, however large they are.
+OF_SCORES = 1.0
 
 
 def arithmetic(steps: Steps, i: int, j: int, head: tuple[int, ...]) -> Iterator[str]:
@@ -30,18 +32,18 @@ def arithmetic(steps: Steps, i: int, j: int, head: tuple[int, ...]) -> Iterator[
     q, k = _head(steps, "query", head)[i], _head(steps, "key", head)[j]
     call = steps._call
     yield f"query {_named(i, steps.query_tokens)}, key {_named(j, steps.tokens)}"
-    yield f"scores   {_sum(f'{_n(a)}*{_n(b)}' for a, b in zip(q, k))} = {_n(score)}"
-    yield f"scaled   {_n(score)} {scaling(call)} = {_n(scaled)}"
+    yield f"scores   {_sum(f'{_n(a)}*{_n(b)}' for a, b in zip(q, k))} = {_s(score)}"
+    yield f"scaled   {_s(score)} {scaling(call)} = {_s(scaled)}"
     if is_capped(call):
-        yield f"capped   {capped_text(call, _n(scaled))} = {_n(capped)}"
+        yield f"capped   {capped_text(call, _s(scaled))} = {_s(capped)}"
     if last == -math.inf:
         yield f"masked   -inf: query {i} does not attend to key {j}"
     elif added := added_names(call):
         names = " and ".join(f"the {name}" for name in added)
-        share = f"{_n(last - capped)} of {names}" if math.isfinite(capped) else names
-        yield f"masked   {_n(capped)} + {share} = {_n(last)}"
+        share = f"{_s(last - capped)} of {names}" if math.isfinite(capped) else names
+        yield f"masked   {_s(capped)} + {share} = {_s(last)}"
     elif steps.masked is not steps.capped:
-        yield f"masked   {_n(last)}: query {i} attends to key {j}"
+        yield f"masked   {_s(last)}: query {i} attends to key {j}"
     yield f"weights  {_softmax(masked[i], j, _sink(call, head))} = {_n(weights[i, j])}"
     if steps.dropped is not None:
         weights = _head(steps, "dropped", head)
@@ -70,8 +72,9 @@ def gradient_arithmetic(
     if seen[j]:
         terms = [(w, d) for w, d in zip(weights[i][seen], d_weights[i][seen])]
         row_sum = sum(w * d for w, d in terms)
-        yield f"row sum    {_sum(f'{_n(w)}*{_n(d)}' for w, d in terms)} = {_n(row_sum)}"
-        less = f"{_n(d_weights[i, j])} {_minus(row_sum)}"
+        unit = abs(d_weights[i, j] - row_sum)  # the digits that make the difference are written
+        yield f"row sum    {_sum(f'{_n(w)}*{_n(d)}' for w, d in terms)} = {_n(row_sum, unit)}"
+        less = f"{_n(d_weights[i, j], unit)} {_minus(row_sum, unit)}"
         result = f"{_n(d_masked[i, j])}{_meaning(d_masked[i, j])}"
         yield f"{name}  {_n(weights[i, j])} * ({less}) = {result}"
     else:
@@ -176,9 +179,9 @@ def _softmax(row: np.ndarray, j: int, sink: float | None) -> str:
         return "nothing is left of exp(-inf)"
     logits = [*row[row != -math.inf], *([] if sink is None else [sink])]
     most = float(np.max(logits))  # NaN where one is
-    off = _minus(most)
-    terms = _sum(f"exp({_n(score)} {off})" for score in logits)
-    return f"exp({_n(row[j])} {off}) / ({terms})"
+    off = _minus(most, OF_SCORES)
+    terms = _sum(f"exp({_s(score)} {off})" for score in logits)
+    return f"exp({_s(row[j])} {off}) / ({terms})"
 
 
 def _sink(call: Call, head: tuple[int, ...]) -> float | None:
@@ -234,13 +237,21 @@ def _sum(terms: Any, empty: str = "0", sign: str = " + ") -> str:
     return sign.join(terms) or empty
 
 
-def _minus(x: float) -> str:
-    return f"{'+' if x < 0 else '-'} {_n(abs(x))}"
+def _minus(x: float, unit: float) -> str:
+    return f"{'+' if x < 0 else '-'} {_n(abs(x), unit)}"
 
 
 def _list(vector: np.ndarray) -> str:
     return f"[{_sum(map(_n, vector), '', ', ')}]"
 
 
-def _n(x: float) -> str:
-    return f"{x + 0.0:.5g}"  # + 0.0: no minus before a zero
+def _s(score: float) -> str:
+    return _n(score, OF_SCORES)
+
+
+def _n(x: float, unit: float = math.inf) -> str:
+    """Five digits of a number, or up to twelve: those of thousandths of the unit."""
+    digits = 5
+    if x and math.isfinite(x) and 0 < unit < math.inf:
+        digits = max(digits, math.floor(math.log10(abs(x))) - math.floor(math.log10(unit)) + 4)
+    return f"{x + 0.0:.{min(digits, 12)}g}"  # + 0.0: no minus before a zero
