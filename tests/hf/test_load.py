@@ -80,12 +80,13 @@ def test_a_reason_of_several_lines_is_told_whole(tmp_path, monkeypatch):
         regard.hf.load(tmp_path)
 
 
-def written(folder, found):
+def written(folder, found, **options):
     """The folder, with a model and a tokenizer of one word."""
     found.save_pretrained(folder)
     plain = Tokenizer(WordLevel({"a": 0}, unk_token="a"))
     plain.pre_tokenizer = Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=plain).save_pretrained(folder)
+    own = transformers.PreTrainedTokenizerFast(tokenizer_object=plain, **options)
+    own.save_pretrained(folder)
     return folder
 
 
@@ -112,6 +113,32 @@ def test_the_encoder_of_an_encoder_decoder_reads_alone(tmp_path):
         warnings.simplefilter("error")
         found = regard.hf.read(tmp_path, "a a a")
     assert (found.tokens, [*found.groups]) == (("a",) * 3, [""])
+
+
+def bert_to_bert(config):
+    parts = [copy.deepcopy(config) for _ in range(2)]
+    parts[1].is_decoder = parts[1].add_cross_attention = True
+    both = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(*parts)
+    both.decoder_start_token_id = both.pad_token_id = 0
+    return transformers.EncoderDecoderModel(config=both)
+
+
+@pytest.mark.parametrize("kind", ["t5", "bert to bert", "llama", "narrow"])
+def test_a_tokenizer_may_give_more_than_the_model_takes(kind, tmp_path, monkeypatch):
+    found = model("bert" if kind in ("bert to bert", "narrow") else kind)
+    found = bert_to_bert(found.config) if kind == "bert to bert" else found
+    if kind == "narrow":  # it takes no others
+        forward = transformers.BertModel.forward
+
+        def narrow(self, input_ids, attention_mask=None):
+            return forward(self, input_ids, attention_mask)
+
+        monkeypatch.setattr(transformers.BertModel, "forward", narrow)
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    written(tmp_path, found, model_input_names=names)
+    recording = regard.hf.read(tmp_path, "a a a")
+    tokens = recording.groups["encoder"].tokens if "encoder" in recording.groups else None
+    assert (tokens or recording.tokens)[:3] == ("a",) * 3
 
 
 def test_a_model_with_its_own_attention_alone_says_so(tmp_path):

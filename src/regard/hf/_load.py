@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import re
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,7 @@ class Reader:
             )
         if count == 0:
             raise ValueError(f"The text has no token for {name}.")
+        inputs = _taken(model, inputs)
         given = {"tokenizer": self.tokenizer, "values": self._values}
         with torch.no_grad(), record(model, **given) as recording:
             if model.config.is_encoder_decoder:
@@ -175,6 +177,20 @@ class Reader:
                     " whatever it is called with."
                 ) from error
         return recording, None if logits is None else logits[0]
+
+
+def _taken(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What the model takes of what the tokenizer gives: many know no types of tokens, for example.
+
+    ``generate`` refuses what neither the model nor its encoder names.
+    """
+    writes = model.config.is_encoder_decoder
+    modules = [model, model.get_encoder()] if writes else [model]
+    named = [x for one in modules for x in inspect.signature(one.forward).parameters.values()]
+    if not writes and any(x.kind is x.VAR_KEYWORD for x in named):
+        return dict(inputs)
+    names = {"input_ids"}.union(x.name for x in named)
+    return {name: x for name, x in inputs.items() if name in names}
 
 
 def _longest(model: Any, tokenizer: Any) -> int:
