@@ -43,7 +43,7 @@ static bool scores_of_one(const Side<E>& side, int64_t j0, int keys) {
   typedef typename E::Real Real;
   const Problem& p = *side.terms[0].problem;
   const Scaling<E> scaling(p);
-  const ReduceMemory<E>& m = side.of[0];
+  ReduceMemory<E>& m = side.of[0];
   const Vec<Real> masked = Vec<Real>{} - kInf<Real>;
   if (m.rows.low >= j0 + keys || m.rows.high <= j0 || !mask_shows(p, m.rows, j0, keys))
     return false;

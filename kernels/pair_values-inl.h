@@ -146,7 +146,9 @@ struct PairMemory {
       const TermRows<E> term(queries, scratch);
       if (!scratch.measures()) new (of + i) TermRows<E>(term);
     }
-    m.keys = scratch.take<typename E::Word>(words);
+    const Problem& first = *x.terms[0].problem;
+    m.keys = x.term_count == 1 ? KeyRows<E>(first, KeyRows<E>::can_keep(first), scratch)
+                               : KeyRows<E>(words, false, scratch);
     m.lone = scratch.take<typename E::Word>(lone);
     values = scratch.take<Real>(keys * E::rows);
     weights = effects && x.term_count > 1 ? scratch.take<Real>(keys * E::rows) : values;
@@ -230,8 +232,8 @@ REGARD_INLINE static void pair_weights(const Scaling<E>& scaling, const ReduceMe
 
 // The scores of a tile of keys, [key][row], and their mask, where anything is unmasked.
 template <class E>
-static Seen score_pairs(const Problem& p, const Scaling<E>& scaling, const ReduceMemory<E>& m,
-                        int64_t j0, int keys, typename E::Real* tile, TileMask& tile_mask) {
+static Seen score_pairs(const Problem& p, const Scaling<E>& scaling, ReduceMemory<E>& m, int64_t j0,
+                        int keys, typename E::Real* tile, TileMask& tile_mask) {
   if (m.rows.low >= j0 + keys || m.rows.high <= j0 || !mask_shows(p, m.rows, j0, keys))
     return Seen::nothing;
   set_tile_mask(m.rows, j0, keys, tile_mask);
@@ -265,8 +267,8 @@ static void weigh_pairs(const Scaling<E>& scaling, const ReduceMemory<E>& m, int
 
 // The weights of a tile of keys, [key][row].
 template <class E>
-static Seen weigh_tile(const Problem& p, const Scaling<E>& scaling, const ReduceMemory<E>& m,
-                       int64_t j0, int keys, typename E::Real* tile) {
+static Seen weigh_tile(const Problem& p, const Scaling<E>& scaling, ReduceMemory<E>& m, int64_t j0,
+                       int keys, typename E::Real* tile) {
   TileMask tile_mask;
   const Seen seen = score_pairs(p, scaling, m, j0, keys, tile, tile_mask);
   if (seen != Seen::nothing) weigh_pairs(scaling, m, keys, seen, tile_mask, tile);

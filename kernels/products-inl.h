@@ -194,6 +194,45 @@ static Matrix stored_rows(const Problem& p, const char* rows, int64_t stride, in
   return by_stored<E>(p.type, [&]<class S>(S) { return as_rows<S>(rows, stride, n, D, memory); });
 }
 
+// Packed keys of a head that are kept take at most so many bytes.
+constexpr int64_t kKeptKeyBytes = int64_t{4} << 20;
+
+// Keys of a head as rows of words: where they lie, or packed, in the order of their first use.
+template <class E>
+class KeyRows {
+  typedef typename E::Word Word;
+
+ public:
+  // Room for a tile of them; or for all, which `keeps` what several tiles of queries use.
+  KeyRows(int64_t words, bool keeps, Scratch& scratch)
+      : words_(scratch.take<Word>(words)), keeps_(keeps) {}
+  KeyRows(const Problem& p, bool keeps, Scratch& scratch)
+      : KeyRows((keeps ? p.Lk : kKeys) * E::row_words(p.D), keeps, scratch) {}
+
+  // Whether keys must be packed, and there is room for all of them.
+  static bool can_keep(const Problem& p) {
+    const bool in_place = by_stored<E>(p.type, [&]<class S>(S) { return reads_in_place<S>(p.D); });
+    return !in_place && p.Lk * E::row_words(p.D) * int64_t(sizeof(Word)) <= kKeptKeyBytes;
+  }
+
+  // Those from j0 on, always of the same head.
+  Matrix at(const Problem& p, int64_t b, int64_t kv, int64_t j0, int keys) {
+    const int64_t stride = p.key.strides[2], row = E::row_words(p.D), end = j0 + keys;
+    if (!keeps_) return stored_rows<E>(p, p.key.at(b, kv, j0), stride, keys, p.D, words_);
+    if (j0 < low_ || j0 > high_) low_ = high_ = j0;
+    if (high_ < end) {
+      stored_rows<E>(p, p.key.at(b, kv, high_), stride, end - high_, p.D, words_ + high_ * row);
+      high_ = end;
+    }
+    return {(const char*)(words_ + j0 * row), row * int64_t(sizeof(Word))};
+  }
+
+ private:
+  Word* words_;                 // [keys][row_words(D)]
+  int64_t low_ = 0, high_ = 0;  // the keys that are packed, where all have room
+  bool keeps_;
+};
+
 // Packs the queries of a tile into rows.q: [row_words(D)][rows], or [kDecodeRows][padded_words].
 template <class E>
 static void load_queries(const Problem& p, const Rows<E>& rows) {

@@ -237,13 +237,12 @@ static void reduce_weights(const Reduce& r, const Scaling<E>& scaling, ReduceMem
 
 // scores[key][row]: the products of a tile, where they are visible.
 template <class E>
-static void multiply_tile(const Problem& p, const ReduceMemory<E>& m, const TileMask& tile_mask,
+static void multiply_tile(const Problem& p, ReduceMemory<E>& m, const TileMask& tile_mask,
                           int64_t j0, int keys, typename E::Real* scores) {
   const int64_t kv = m.rows.head[0] / (p.Hq / p.Hkv);
   if (!E::tiles && m.rows.count <= kLoneRows && kLoneRows <= E::lanes && !few_queries<E>(p))
     return multiply_lone<E>(p, m.rows, kv, j0, keys, m.lone, scores);
-  const Matrix k =
-      stored_rows<E>(p, p.key.at(m.rows.b, kv, j0), p.key.strides[2], keys, p.D, m.keys);
+  const Matrix k = few_queries<E>(p) ? Matrix{} : m.keys.at(p, m.rows.b, kv, j0, keys);
   multiply_keys<E>(p, m.rows, tile_mask, kv, j0, keys, k, scores);
 }
 
@@ -286,8 +285,7 @@ static bool start_multiplying([[maybe_unused]] const Problem& p,
     constexpr int block = 2 * kTileRows;
     low = low / block * block, high = (high + block - 1) / block * block;
     if (low >= high) return true;
-    const Matrix k =
-        as_rows<E>(p.key.at(m.rows.b, kv, next.j0), p.key.strides[2], next.keys, p.D, m.keys);
+    const Matrix k = m.keys.at(p, m.rows.b, kv, next.j0, next.keys);
     const Matrix seen = {(const char*)k.data + low * k.stride, k.stride};
     m.meanwhile.start({tile_rows<E>(seen, p.D), high - low, tile_columns<E>(m.rows.q, p.D),
                        m.next_scores + low * E::rows, E::rows},
@@ -365,11 +363,18 @@ static void write_rows(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<
 }
 
 template <class E>
+static ReduceMemory<E> reduce_memory(const Reduce& r, Scratch& scratch) {
+  const int64_t rows = rows_of_head(r), chunk = chunk_rows<E>(r);
+  const bool several = (rows < chunk ? rows : chunk) > E::rows;
+  return {r, scratch, several && KeyRows<E>::can_keep(*r.problem)};
+}
+
+template <class E>
 static void run_reduce(const void* pass, int64_t task, char* memory, const Stop& stop) {
   const Reduce& r = *(const Reduce*)pass;
   const Problem& p = *r.problem;
   Scratch scratch(memory);
-  ReduceMemory<E> m(r, scratch);
+  ReduceMemory<E> m = reduce_memory<E>(r, scratch);
   const Scaling<E> scaling(p);
   RowChunk<E> chunk = chunk_of_task<E>(r, task);
   start_chunk(r, m, chunk);
@@ -399,7 +404,7 @@ static Job reduce(const Reduce& r) {
     typedef typename T::OfForward E;
     if (r.finds_statistics) return fused_heatmap<E>(r);
     Scratch scratch(nullptr);
-    ReduceMemory<E> m(r, scratch);
+    reduce_memory<E>(r, scratch);
     return {(r.head1 - r.head0) * chunks_of<E>(r), scratch.taken(), run_reduce<E>, &r};
   });
 }

@@ -30,7 +30,7 @@ struct ReduceMemory {
   Real* scores;       // [kKeys][rows]
   Real* next_scores;  // likewise; the same ones where nothing overlaps
   StepwiseProduct<overlaps> meanwhile;
-  typename E::Word* keys;
+  KeyRows<E> keys;
   typename E::Word* lone;  // of multiply_lone
   Normalisers<E> normalisers;
   int64_t* position;  // [rows]: of the query, among the keys
@@ -53,13 +53,16 @@ struct ReduceMemory {
   Pair weakest = {0, -1, -1};  // of the n strongest so far; 0 while there are fewer
   bool has_nan;                // whether the weights of a row are NaN
 
-  ReduceMemory(const Reduce& r, Scratch& scratch)
-      : normalisers(scratch), bins(r, scratch), linear(r, scratch) {
+  // `keeps_keys`: as of KeyRows.
+  ReduceMemory(const Reduce& r, Scratch& scratch, bool keeps_keys = false)
+      : keys(*r.problem, keeps_keys, scratch),
+        normalisers(scratch),
+        bins(r, scratch),
+        linear(r, scratch) {
     const Problem& p = *r.problem;
     rows.q = scratch.take<typename E::Word>(query_words<E>(p));
     scores = scratch.take<Real>(kKeys * E::rows);
     next_scores = overlaps ? scratch.take<Real>(kKeys * E::rows) : scores;
-    keys = scratch.take<typename E::Word>(kKeys * E::row_words(p.D));
     lone = scratch.take<typename E::Word>(lone_words<E>(p));
     position = scratch.take<int64_t>(E::rows);
     for (Real** x : {&threshold, &pair_threshold}) *x = scratch.take<Real>(E::rows);
