@@ -1,5 +1,6 @@
 import functools
 import importlib
+import os
 import subprocess
 import sys
 import types
@@ -398,6 +399,30 @@ def test_threads_are_set_and_read_back():
     assert regard.get_num_threads() == before
     with pytest.raises(TypeError, match=r"threads is float 2\.0; pass an int"):
         regard.set_num_threads(2.0)
+
+
+def test_the_variable_of_openmp_is_read_as_openmp_reads_it():
+    """The first of a list, of nested regions; what names no number of threads is left aside."""
+    code = (
+        "import os, regard, numpy as np\n"
+        "x = np.ones((4, 300, 64), np.float32); regard.attention(x, x, x)\n"
+        "found = regard.get_num_threads(); del os.environ['OMP_NUM_THREADS']\n"
+        "print(found, found == regard.get_num_threads())"
+    )
+    assert run_with_threads(code, " 3,2").split()[0] == "3"
+    for asked in ("4294967296", "9" * 5000, "²", "0"):
+        assert run_with_threads(code, asked).split()[1] == "True", asked
+
+
+def run_with_threads(code, asked):
+    """What a fresh process prints where ``OMP_NUM_THREADS`` is this."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "OMP_NUM_THREADS": asked},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
 
 
 def annotated(function):

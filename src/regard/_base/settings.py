@@ -2,6 +2,7 @@
 
 import numbers
 import os
+import re
 from types import ModuleType
 
 from regard._base import loaded
@@ -125,13 +126,13 @@ def get_num_threads() -> int:
     """How many CPU threads attention uses.
 
     What ``set_num_threads`` set, else torch's setting when torch is loaded, else
-    ``OMP_NUM_THREADS``, else every core that this process may run on.
+    ``OMP_NUM_THREADS`` (the first of a list), else every core that this process may run on.
     """
     if _num_threads is not None:
         return _num_threads
     if (torch := loaded.torch) is not None:
         return int(torch.get_num_threads())
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    if asked.isdigit() and int(asked) > 0:
+    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if re.fullmatch("[0-9]{1,10}", asked) and 0 < int(asked) <= MOST_THREADS:
         return int(asked)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
