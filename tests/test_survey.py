@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import random
 import shutil
+import subprocess
 import sys
 import threading
 import tracemalloc
@@ -935,6 +936,43 @@ def test_threads_of_one_number_share_it_and_another_number_waits(monkeypatch):
     assert seen == [(1, 1), (1, 1), (2, 2)]
     assert events == [("set", 1), ("restored", 1), ("set", 2), ("restored", 2)]
     assert torch.get_num_threads() == before
+
+
+def test_any_thread_sets_the_threads_of_products_and_takes_that_back():
+    """Also where another one, which goes on, was the first to do so."""
+    code = """if True:
+        from concurrent.futures import ThreadPoolExecutor
+        from threadpoolctl import threadpool_info, threadpool_limits
+        from regard.survey._threads import threads
+
+        def most():
+            return max((x["num_threads"] for x in threadpool_info()), default=1)
+
+        def take():
+            with threads(1):
+                return most()
+
+        usual = most()
+        with ThreadPoolExecutor(1) as other:
+            print(take(), other.submit(take).result(), most() == usual)
+            with threadpool_limits(usual):
+                print(other.submit(take).result(), most() == usual)
+            block = threads(1)
+            other.submit(block.__enter__).result()
+            with threads(1):  # leaves last, and was not the first
+                other.submit(block.__exit__, None, None, None).result()
+            print(most() == usual)
+            other.submit(take).result()
+            with threadpool_limits(1):
+                print(most())
+    """
+    told = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "OMP_NUM_THREADS": "2"},
+        capture_output=True,
+        text=True,
+    )
+    assert told.stdout == "1 1 True\n1 True\nTrue\n1\n", told.stderr
 
 
 def test_progress_after_a_resume_has_a_rate_of_this_run_alone(tmp_path, corpus, model, monkeypatch):

@@ -11,7 +11,7 @@ from typing import Any
 from regard._base.extras import needed_by
 
 with needed_by("regard.survey"):
-    from threadpoolctl import threadpool_limits
+    from threadpoolctl import ThreadpoolController, threadpool_limits
 
 _CHANGED = threading.Condition()
 _inside = 0  # threads of this process that compute a shard
@@ -38,6 +38,7 @@ def _enter(count: int) -> None:
     with _CHANGED:
         _CHANGED.wait_for(lambda: not _inside or _count == count)
         if not _inside:
+            _let_any_thread_set()
             _limits, _count = threadpool_limits(count, user_api="blas"), count
         _inside += 1
 
@@ -47,8 +48,17 @@ def _leave() -> None:
     with _CHANGED:
         _inside -= 1
         if not _inside:
+            _let_any_thread_set()
             _limits.restore_original_limits()
+            _let_any_thread_set()
             _CHANGED.notify_all()
+
+
+def _let_any_thread_set() -> None:
+    """From threadpoolctl 3.8 on, all but the thread that came first set nothing, in silence."""
+    for library in ThreadpoolController().lib_controllers:
+        if hasattr(library, "clear_controlling_thread"):
+            library.clear_controlling_thread(force=True)
 
 
 @contextlib.contextmanager
