@@ -5,12 +5,13 @@
     python benchmarks/architectures.py --implementation sdpa --json sdpa.json
 
 Models are made tiny from their configs, with random weights; nothing is downloaded. Each runs in
-every situation that it knows: once in float64 under eager, in which even what transformers
-computes in float32 is computed in float64, once in float32 under eager, and once under the
-implementation. A situation passes where the implementation's error is at most 20 times eager's own
-(or four rounding steps of the largest value), where nothing is NaN, and where other words in
-padding, in another document or in the future change it no more than they change eager. Places that
-are padding are not compared.
+every situation that it knows: once in float32 (``--dtype``) under eager, once under the
+implementation, and, where these are not so near to each other that it is told without, once in
+float64 under eager, in which even what transformers computes in float32 is computed in float64. A
+situation passes where the implementation's error is at most 20 times eager's own (or that of
+weights moved by a rounding step, or four rounding steps of the largest value), where nothing is
+NaN, and where other words in padding, in another document or in the future change it no more than
+they change eager. Places that are padding are not compared.
 """
 
 import argparse
@@ -98,10 +99,33 @@ def read_options():
     if options.only:
         options.names = options.only.split(",")
     options.chosen = options.situations.split(",") if options.situations else list(SITUATIONS)
-    unknown = {*options.names} - {*architectures()} | {*options.chosen} - {*SITUATIONS}
-    if unknown:
-        parser.error(f"transformers {transformers.__version__} has no {', '.join(sorted(unknown))}")
+    if unknown := {*options.names} - {*architectures()}:
+        named = ", ".join(repr(name) for name in sorted(unknown))
+        parser.error(f"transformers {transformers.__version__} has no architecture {named}")
+    if unknown := {*options.chosen} - {*SITUATIONS}:
+        named = ", ".join(repr(name) for name in sorted(unknown))
+        parser.error(f"there is no situation {named}; there are {', '.join(SITUATIONS)}")
+    if options.jobs < 1:
+        parser.error(f"--jobs {options.jobs}; at least 1 is needed")
+    if options.json and not options.json.parent.is_dir():  # told now, not after the run
+        parser.error(f"--json {options.json}: there is no folder {options.json.parent}")
+    if options.merge:
+        require_same(parser, options)
     return options
+
+
+def require_same(parser, options):
+    """Refuses to merge into what is no file of results, or into those of another run."""
+    if not options.json or not options.json.is_file():
+        parser.error("--merge needs --json FILE, with results that are there already")
+    earlier = json.loads(options.json.read_text("utf-8"))
+    for name in ("implementation", "dtype"):
+        asked = getattr(options, name)
+        if earlier[name] != asked:
+            parser.error(
+                f"{options.json} has the {name} {earlier[name]}, and {asked} is asked for;"
+                " name another file"
+            )
 
 
 def work(options):

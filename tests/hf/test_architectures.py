@@ -80,6 +80,29 @@ def test_the_judge_finds_a_wrong_implementation(judged, monkeypatch):
         assert found["situations"][spoiled]["result"] != "pass"
 
 
+def test_what_the_script_cannot_do_is_told_before_it_runs(monkeypatch, tmp_path, capsys):
+    monkeypatch.syspath_prepend(FOLDER)
+    from architectures import read_options
+
+    theirs = tmp_path / "theirs.json"
+    theirs.write_text(json.dumps({"implementation": "sdpa", "dtype": "float32"}))
+    for arguments, said in {
+        ("--only", "nosuch"): "has no architecture 'nosuch'",
+        ("--situations", "nosuch"): "there is no situation 'nosuch'; there are plain, left padding",
+        ("--jobs", "0"): "--jobs 0; at least 1 is needed",
+        ("--json", f"{tmp_path}/nosuch/a.json"): f"there is no folder {tmp_path}/nosuch",
+        ("--merge",): "--merge needs --json FILE",
+        ("--merge", "--json", f"{tmp_path}/a.json"): "--merge needs --json FILE",
+        ("--merge", "--json", str(theirs)): "has the implementation sdpa, and regard is asked for",
+    }.items():
+        monkeypatch.setattr(sys, "argv", ["architectures.py", *arguments])
+        with pytest.raises(SystemExit):
+            read_options()
+        assert said in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["architectures.py", "--merge", "--json", str(RESULTS)])
+    assert read_options().merge
+
+
 def test_the_committed_results_have_no_unexplained_failure(monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
     from architectures import KNOWN
