@@ -1110,6 +1110,42 @@ def test_a_model_that_is_no_name_is_not_taken_to_several_processes(tmp_path, cor
     assert len(survey.missing()) == len(survey)
 
 
+class CancellingExecutor(ThreadPoolExecutor):
+    """Cancels what comes second, and takes nothing after a number of tasks."""
+
+    def __init__(self, most=1000):
+        super().__init__(1)
+        self.made, self.most = [], most
+
+    def submit(self, function, task, number):
+        if len(self.made) == self.most:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+        waits = number == 1 or self.most < 1000
+        self.made.append(Future() if waits else super().submit(function, task, number))
+        if number == 1:
+            self.made[-1].cancel()
+        return self.made[-1]
+
+
+def test_a_shard_that_its_executor_cancels_is_named_and_the_others_are_computed(
+    tmp_path, corpus, model
+):
+    survey = started(tmp_path / "heads", corpus, model)
+    said = r"shard 1 could not be computed: its executor cancelled it\."
+    with CancellingExecutor() as pool, pytest.raises(SurveyError, match=said):
+        survey.run(pool)
+    assert survey.missing() == [1]
+
+
+def test_an_executor_that_takes_no_more_shards_computes_none_of_those_that_wait(
+    tmp_path, corpus, model
+):
+    survey = started(tmp_path / "heads", corpus, model)
+    with CancellingExecutor(most=3) as pool, pytest.raises(RuntimeError, match="after shutdown"):
+        survey.run(pool)
+    assert all(future.cancelled() for future in pool.made)
+
+
 class FailingExecutor(ThreadPoolExecutor):
     def submit(self, function, task, number):
         if number == 1:

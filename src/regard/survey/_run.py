@@ -190,12 +190,17 @@ def run_on(task: Task, numbers: Sequence[int], executor: Executor, meter: Meter)
     Raises:
         SurveyError: shards that failed, with the reason of the first.
     """
-    futures = {executor.submit(compute, task, number): number for number in numbers}
+    futures: dict[Future[int], int] = {}
     failed: dict[int, BaseException] = {}
     try:
+        for number in numbers:
+            futures[executor.submit(compute, task, number)] = number
         for future in _as_completed(futures):
             number = futures[future]
-            if (error := future.exception()) is not None:
+            if future.cancelled():
+                failed[number] = SurveyError("its executor cancelled it.")
+                meter.failed(number)
+            elif (error := future.exception()) is not None:
                 failed[number] = error
                 meter.failed(number)
             else:
