@@ -1,5 +1,7 @@
 """Words: which pieces make one, and weights by words against the sums of those of pieces."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -181,6 +183,27 @@ def test_layers_and_heads_are_found_under_their_numbers():
     with pytest.raises(IndexError, match="head 0 was not recorded"):
         weights.head(0)
     assert "of heads 3, 8" in repr(weights)
+
+
+def test_html_shows_pictures_of_words():
+    made = layer(2, 1, Lq=9, Lk=9, number=7, head_numbers=(3, 8))
+    weights = Recording(pieces(9), [made]).in_words().weights[7]
+    html = weights._repr_html_()
+    assert repr(weights) in html
+    assert re.findall("<figcaption>(.*?)</figcaption>", html) == ["weights[3]", "weights[8]"]
+    assert ">weights</figcaption>" in weights.head(8)._repr_html_()
+    assert "<img" not in weights.part(slice(0, 0))._repr_html_()
+
+
+def test_html_of_many_heads_or_words_shows_the_first_or_none():
+    x = np.ones((9, 2, 1), np.float32)
+    html = Recording([" a", " b"], [Layer(x, x)]).in_words().weights[0]._repr_html_()
+    assert html.count("<img") == 8
+    assert "and 1 more" in html
+    x = np.ones((1, 5000, 1), np.float32)
+    html = Recording([" a"] * 5000, [Layer(x, x)]).in_words().weights[0]._repr_html_()
+    assert "<img" not in html
+    assert "WordWeights(1, 5000, 5000)" in html
 
 
 def test_a_long_text_takes_memory_for_a_block():

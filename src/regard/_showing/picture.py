@@ -12,7 +12,7 @@ from regard._base.arrays import to_numpy
 
 if TYPE_CHECKING:
     from regard._weights.attention_weights import AttentionWeights
-    from regard.recording import Recording
+    from regard.recording import Recording, WordWeights
 
 # From paper to ink: weights below 1e-5 are paper, a weight of 1 is ink. Masked pairs are grey.
 RAMP = np.array(
@@ -25,6 +25,7 @@ RAMP = np.array(
 INVISIBLE = np.array([226, 226, 230], float)
 LOG_FLOOR = np.log(1e-5)
 MOST_ROWS = 2048  # of one picture in a notebook: 0.1 s for 100,000 keys
+MOST_OF_WORDS = 2**24  # weights of words that are computed at once
 
 
 def colours(log_weights: np.ndarray) -> np.ndarray:
@@ -70,6 +71,16 @@ def weights_html(weights: "AttentionWeights", pictures: int = 8) -> str:
     return _html(repr(weights).splitlines()[0], shown, heads)
 
 
+def words_html(weights: "WordWeights", pictures: int = 8) -> str:
+    """The same of weights of words; no heatmaps where these are too many to be computed at once."""
+    matrices = [("weights", weights)]
+    if weights.ndim > 2:
+        matrices = [(f"weights[{h}]", weights.head(h)) for h in weights.head_numbers]
+    few = matrices[:pictures] if 0 < weights.size <= MOST_OF_WORDS else []
+    shown = [_heatmap(matrix.pool((96, 96)), label, 128) for label, matrix in few]
+    return _html(repr(weights), shown, len(matrices))
+
+
 def recording_html(recording: "Recording", pictures: int = 24) -> str:
     """The same of a recording: the heads of its first layers."""
     numbered = zip(recording.layer_numbers, recording.layers)
@@ -92,7 +103,11 @@ def _figure(matrix: "AttentionWeights", label: str, side: int) -> str:
     step = -(-matrix.shape[0] // MOST_ROWS)
     if step > 1:
         matrix, label = matrix.part(slice(0, None, step)), f"{label}, 1 of {step} queries"
-    data = base64.b64encode(_png(colours(to_numpy(matrix.pool((96, 96)))))).decode()
+    return _heatmap(to_numpy(matrix.pool((96, 96))), label, side)
+
+
+def _heatmap(log_weights: np.ndarray, label: str, side: int) -> str:
+    data = base64.b64encode(_png(colours(log_weights))).decode()
     return (
         '<figure style="display:inline-block;margin:0 8px 8px 0">'
         f'<img width="{side}" height="{side}" alt="{label}: queries down, keys across"'

@@ -328,6 +328,11 @@ class WordWeights:
         rows, columns = self._rows[:-1], self._columns[:-1]
         return word_texts(origin.row_tokens, rows), word_texts(origin.column_tokens, columns)
 
+    def _repr_html_(self) -> str:
+        from regard._showing.picture import words_html
+
+        return words_html(self)
+
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
         from regard.viewer._display import words_bundle
 

@@ -8,13 +8,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from regard._showing.picture import recording_html, weights_html
+from regard._showing.picture import MOST_OF_WORDS, recording_html, weights_html
 from regard._weights.attention_weights import AttentionWeights
 from regard._weights.origin import origin_of
 from regard.recording import Layer, Recording
 from regard.recording._words import WordWeights
 
-MOST_OF_WORDS = 2**24  # weights that are computed at once
 # Metadata too, where a front end needs them: Colab, to find the widget's page.
 Bundle: TypeAlias = dict[str, Any] | tuple[dict[str, Any], dict[str, Any]]
 WHOLE = 1 - 1e-4  # a row of less has given some of its weight to a sink
