@@ -483,6 +483,44 @@ def test_a_head_that_was_chosen_stays_and_another_follows_the_text(type_in, mode
     assert "#L{}H{}&".format(*other) in page.url
 
 
+HOLD = """() => {
+  const real = setTimeout;
+  window.setTimeout = (f, ms) => real(f, ms === 200 ? 1e6 : ms);
+}"""
+
+
+@pytest.mark.parametrize("text", ["import sys", ""])
+def test_a_setting_changed_just_before_a_text_is_typed_stays(type_in, open_page, text):
+    page = open_page(type_in(TEXT), shared=False)
+    is_read(page, TEXT)
+    page.evaluate(HOLD)  # what is held back for 200 ms would come late
+    page.get_by_role("button", name="share").click()
+    assert "plane=mass" not in page.url
+    type_text(page, text)
+    page.locator("textarea").press("Enter")
+    is_read(page, text) if text else page.wait_for_selector(".regard-empty")
+    assert "plane=mass" in page.url
+    type_text(page, "import os")
+    page.locator("textarea").press("Enter")
+    is_read(page, "import os")
+    pressed = page.get_by_role("button", name="share").get_attribute("aria-pressed")
+    assert pressed == "true"
+
+
+def test_a_setting_changed_just_before_back_leaves_the_address_of_that_time(type_in, open_page):
+    page = open_page(type_in(TEXT), shared=False)
+    is_read(page, TEXT)
+    page.locator("main").click()
+    page.keyboard.press("]")
+    type_text(page, "import sys")
+    is_read(page, "import sys")
+    page.evaluate(HOLD)
+    page.get_by_role("button", name="share").click()
+    page.go_back()
+    is_read(page, TEXT)
+    assert "plane=mass" not in page.url
+
+
 def test_the_empty_page_offers_texts_to_try(type_in, open_page):
     page = open_page(type_in(TEXT))
     is_read(page, TEXT)

@@ -105,7 +105,7 @@ class TypedPage {
     const request = overHttp(typedOf(about).reading ?? "");
     const head = await this.#headFor(about, signal);
     if (signal.aborted) return;
-    this.shown?.end();
+    this.#endShown();
     this.#follow(typedOf(about).text, head);
     const stage = make("div", { class: "regard-stage regard-coming" });
     this.place.append(stage);
@@ -125,20 +125,31 @@ class TypedPage {
    * @param {AbortSignal} signal
    */
   async #headFor(about, signal) {
-    const named = headOfHash(location.hash);
+    const named = this.#named();
     const isFirst = about === this.first;
     if (named && isFirst) return named;
     if (named && !this.told && typedOf(this.first).reading) {
       const told = await tellingHead(this.first);
       this.told ||= told;
     }
-    if (named && named !== this.told) return headOfHash(location.hash);
+    if (named && named !== this.told) return this.#named();
     const told = await tellingHead(about);
     if (signal.aborted) return named;
-    const now = headOfHash(location.hash);
+    const now = this.#named();
     if (now !== named) return now;
     this.told = told;
     return told;
+  }
+
+  #endShown() {
+    this.shown?.context.selection.settle();
+    this.shown?.end();
+  }
+
+  // The head of the address, once the page that is shown has written what it held back.
+  #named() {
+    this.shown?.context.selection.settle();
+    return headOfHash(location.hash);
   }
 
   /**
@@ -160,7 +171,7 @@ class TypedPage {
   }
 
   #clear() {
-    this.shown?.end();
+    this.#endShown();
     this.shown = null;
     if (location.hash || this.#addressed())
       history.replaceState(null, "", this.#addressOf(headOfHash(location.hash), ""));

@@ -136,6 +136,7 @@ export class Selection extends EventTarget {
     this.goes = () => this.#follow();
     Object.assign(this, opens, address ? fromHash(about, location.hash, opens) : {});
     this.#mend();
+    this.hash = location.hash; // as it was written, or read
     if (address) window.addEventListener("popstate", this.goes);
   }
 
@@ -175,17 +176,16 @@ export class Selection extends EventTarget {
     const changed = this.#tell(before, since);
     if (!this.address || changed.size === 0) return;
     const late = this.#stopTimer();
-    /** @type {(how: "pushState" | "replaceState", fields: Fields) => void} */
-    const write = (how, fields) => history[how](null, "", toHash(this.about, fields));
     if (step && STEPS.some((name) => changed.has(name))) {
-      if (late) write("replaceState", before);
-      write("pushState", this.#fields());
-    } else {
-      this.timer = setTimeout(() => {
-        this.timer = undefined;
-        write("replaceState", this.#fields());
-      }, ADDRESS_MS);
-    }
+      if (late) this.#write("replaceState", before);
+      this.#write("pushState", this.#fields());
+    } else this.timer = setTimeout(() => this.settle(), ADDRESS_MS);
+  }
+
+  // Writes the address now, where it is behind and nobody has gone to another.
+  settle() {
+    if (this.#stopTimer() && location.hash === this.hash)
+      this.#write("replaceState", this.#fields());
   }
 
   /**
@@ -345,6 +345,15 @@ export class Selection extends EventTarget {
     return nameOfPlace(this.about, this);
   }
 
+  /**
+   * @param {"pushState" | "replaceState"} how
+   * @param {Fields} fields
+   */
+  #write(how, fields) {
+    history[how](null, "", toHash(this.about, fields));
+    this.hash = location.hash;
+  }
+
   // Whether the address was behind.
   #stopTimer() {
     const late = this.timer !== undefined;
@@ -356,6 +365,7 @@ export class Selection extends EventTarget {
   #follow() {
     this.#stopTimer();
     this.choices++;
+    this.hash = location.hash;
     const before = this.#fields();
     Object.assign(this, DEFAULTS, fromHash(this.about, location.hash, this.opens));
     this.#mend();
