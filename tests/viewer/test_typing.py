@@ -539,6 +539,24 @@ def test_the_empty_page_offers_texts_to_try(type_in, open_page):
     assert page.locator("textarea").input_value() == offered
 
 
+def test_an_example_that_is_clicked_while_a_letter_waits_is_read_once(type_in, open_page):
+    page = open_page(type_in())
+    page.wait_for_selector(".regard-empty")
+    offered = page.evaluate(
+        "() => {"
+        " const area = document.querySelector('textarea');"
+        " area.value = 'x';"
+        " area.dispatchEvent(new Event('input'));"
+        " const example = document.querySelector('.regard-empty button');"
+        " example.click();"
+        " return example.textContent; }"
+    )
+    is_read(page, offered)
+    page.wait_for_timeout(400)  # twice what a letter waits
+    is_read(page, offered)
+    assert len([url for url in page.requests if "/data/read" in url]) == 1
+
+
 def status(page):
     page.wait_for_selector(FAILED)
     return page.locator(".regard-typing-status").text_content()

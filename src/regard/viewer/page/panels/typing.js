@@ -34,7 +34,6 @@ export function makeInput(read) {
   };
   const now = () => {
     clearTimeout(timer);
-    timer = undefined;
     read(area.value);
   };
   area.addEventListener("input", () => {
@@ -49,6 +48,7 @@ export function makeInput(read) {
     now();
   });
   const fill = (/** @type {string} */ text) => {
+    clearTimeout(timer); // who fills it reads it
     area.value = text;
     fit();
   };
