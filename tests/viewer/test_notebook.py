@@ -128,7 +128,9 @@ const model = {
   },
 };
 const el = document.getElementById("cell");
-const end = await widget.render({ model, el });
+let end;
+window.show = async () => { end = await widget.render({ model, el }); };
+await window.show();
 window.ended = () => { end(); return heard.length; };
 """
 
@@ -178,6 +180,7 @@ def in_notebook(widget, open_page, tmp_path):
     model = NOTEBOOK.replace(
         "async send(content) {",
         """send(content) {
+    window.sent = (window.sent ?? 0) + 1;
     if (window.state === "closed") throw new Error("Cannot send");
     if (window.state !== "silent") this.respond(content);
   },
@@ -196,6 +199,21 @@ def test_a_kernel_that_was_restarted_is_said_with_the_way_out(in_notebook):
     assert "The notebook's kernel has ended or was restarted: run this cell again." in (
         page.get_by_role("alert").inner_text()
     )
+
+
+def test_a_page_that_was_tried_again_ends_with_its_widget(in_notebook):
+    page = in_notebook
+    page.evaluate("() => { ended(); document.getElementById('cell').replaceChildren(); }")
+    page.evaluate("() => { window.state = 'closed'; show(); }")
+    page.get_by_role("alert").wait_for()
+    page.evaluate("window.state = 'there'")
+    page.get_by_role("button", name="Try again").click()
+    page.wait_for_selector("#cell .regard-map[data-idle=true]")
+    page.evaluate("() => { ended(); window.sent = 0; }")
+    page.locator(".regard-head").nth(1).click()
+    page.locator(".regard-map-stage").press("ArrowUp")
+    page.wait_for_timeout(500)
+    assert page.evaluate("window.sent") == 0
 
 
 def test_a_kernel_that_does_not_respond_is_said_until_it_does(in_notebook):

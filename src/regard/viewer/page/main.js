@@ -32,7 +32,7 @@ import { makeText } from "./panels/text.js";
 /** @typedef {{context: Context, end: () => void}} Page */
 
 /**
- * @typedef {{address?: boolean, known?: About, besides?: (context: Context) => HTMLElement,
+ * @typedef {{address?: boolean, known?: About, until?: AbortSignal, besides?: (context: Context) => HTMLElement,
  *   withInput?: (root: HTMLElement, about: About) => Promise<Page | null>}} Options
  */
 
@@ -41,15 +41,15 @@ const FIRST_PICTURE_MS = 1500;
 /**
  * Builds the page inside `root` with data from `request`; null where that fails.
  * `address`: whether it is the whole page, whose address follows the selection. `known` is what
- * `about` tells, where that is known. `withInput` takes over where texts can be typed, and `besides`
- * makes what stands below the text.
+ * `about` tells, where that is known. It ends with `until`, also where it was tried again.
+ * `withInput` takes over where texts can be typed, and `besides` makes what stands below the text.
  * @param {HTMLElement} root
  * @param {SendRequest} request
  * @param {Options} [options]
  * @returns {Promise<Page | null>}
  */
 export async function start(root, request, options = {}) {
-  const { address = false, known, withInput, besides } = options;
+  const { address = false, known, until, withInput, besides } = options;
   const banner = makeBanner();
   root.classList.add("regard");
   root.classList.toggle("regard-whole", address);
@@ -58,6 +58,9 @@ export async function start(root, request, options = {}) {
   let retry = () => start(root, request, options);
   const listening = new AbortController();
   const ended = listening.signal;
+  const end = () => listening.abort();
+  until?.addEventListener("abort", end, { signal: ended });
+  if (until?.aborted) end();
   const fails = (/** @type {string} */ sentence) => {
     if (!ended.aborted) banner.show(sentence, retry);
   };
@@ -78,6 +81,7 @@ export async function start(root, request, options = {}) {
     unlessSaid(error);
     return null;
   }
+  if (ended.aborted) return null;
   const selection = new Selection(about, address, opens);
   listenToEffects(source, selection);
   const readout = makeReadout();
@@ -98,11 +102,10 @@ export async function start(root, request, options = {}) {
   const { name, model } = selection.recordingFacts;
   if (address) printAsShown(ended);
   if (address) document.title = [name || model, "regard"].filter(Boolean).join(" · ");
-  const end = () => {
-    listening.abort();
+  ended.addEventListener("abort", () => {
     selection.end();
     for (const part of [parts.heads, parts.text, parts.steps, parts.lines, parts.map]) part.end();
-  };
+  });
   return { context, end };
 }
 

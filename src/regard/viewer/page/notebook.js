@@ -98,9 +98,10 @@ export async function render({ model, el }) {
   cell.className = "regard-cell";
   cell.append(silent, root);
   el.append(cell);
-  const page = await start(root, request, { address: false });
+  const showing = new AbortController();
+  await start(root, request, { address: false, until: showing.signal });
   return () => {
-    page?.end();
+    showing.abort();
     end();
   };
 }
