@@ -187,6 +187,31 @@ def test_sums_that_were_hidden_half_read_are_read_when_they_are_shown(open_map):
         sums.click()
 
 
+@pytest.mark.parametrize("path", ["tile", "sums"])
+def test_a_hidden_map_asks_for_nothing_and_goes_on_where_it_is_shown(open_map, path):
+    page = open_map(spoken(), hash="L0H0&query=5&key=2&sums=shown").page
+    coverage = "0.5"
+
+    def part(route):
+        found = route.fetch(max_retries=3)
+        route.fulfill(response=found, headers={**found.headers, "regard-coverage": coverage})
+
+    page.route(re.compile(f"/data/{path}[?]"), part)
+    with page.expect_response(re.compile(f"/data/{path}[?]")):
+        page.keyboard.press("]")
+    page.get_by_role("button", name="Steps").click()
+    page.wait_for_selector(".regard-map", state="hidden")
+    page.wait_for_timeout(700)  # for what is on its way
+    before = asked(page, path)
+    page.wait_for_timeout(1200)
+    assert asked(page, path) == before
+    with page.expect_response(re.compile(f"/data/{path}[?]")):
+        page.get_by_role("button", name="Map", exact=True).click()
+    coverage = "1"
+    page.wait_for_selector(".regard-map[data-idle=true]")
+    assert page.locator(".regard-map").get_attribute("data-read") == "1"
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [

@@ -128,8 +128,15 @@ export class Tiles {
     return { read, missing };
   }
 
-  end() {
+  // Requests nothing until tiles are wanted again.
+  pause() {
     this.wanted.clear();
+    for (const flight of this.flying.values()) flight.abort();
+    this.flying.clear();
+  }
+
+  end() {
+    this.pause();
     this.#clear();
   }
 

@@ -311,6 +311,12 @@ export class Frame {
     hatch(this.pixels, { rows, columns }, inside, hatchPixels(dark), this.size.ratio);
   }
 
+  // Requests no tiles until it is painted again.
+  pause() {
+    this.tiles.pause();
+    this.otherTiles.pause();
+  }
+
   end() {
     this.observer.disconnect();
     this.tiles.end();

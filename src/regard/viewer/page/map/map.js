@@ -503,6 +503,7 @@ export class HeadMapView {
   #draw() {
     if (this.size.width === 0 || this.size.height === 0) {
       this.element.dataset.idle = "true"; // hidden
+      for (const frame of this.frames) frame.pause();
       if (this.selection.view !== "map") this.context.isDrawn();
       return;
     }

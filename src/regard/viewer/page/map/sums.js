@@ -181,7 +181,8 @@ export class MapSums {
       this.again();
     };
     const again = () => {
-      if (this.room) this.#request(name, where);
+      const { view } = this.context.selection;
+      if (this.room && view === "map") this.#request(name, where);
       else this.known.delete(name); // to be requested where sums are shown again
     };
     this.context.source.sums(where).then(keep, (error) => {
