@@ -68,6 +68,26 @@ def test_roles_are_written_where_a_thumbnail_has_room_for_them(show, heads, heig
     assert heights == [height] * heads
 
 
+@pytest.mark.parametrize("has_role", [True, False])
+def test_the_chosen_head_has_no_tag_where_it_has_no_role(show, has_role):
+    recording = spoken([f" w{n}" for n in range(24)])
+    scores = recording.heads()
+    h = next(h for h in range(4) if bool(scores.named(0, h)) == has_role)
+    page = show(recording, f"L0H{h}&query=9&key=8")
+    is_chosen(page, 9, 8)
+    page.wait_for_selector(f".regard-map-says >> text={scores.says(0, h)}")
+    page.wait_for_selector(".regard-head-tag:not(:empty)", state="attached")
+    ground, tag, canvas = page.evaluate(
+        "() => { const head = document.querySelector('.regard-head[aria-pressed=true]');"
+        " return [getComputedStyle(head).backgroundColor,"
+        " head.querySelector('.regard-head-tag').offsetHeight,"
+        " getComputedStyle(head.querySelector('canvas')).outlineStyle]; }"
+    )
+    assert tag == 12  # the row keeps its height
+    assert (ground != "rgba(0, 0, 0, 0)") == has_role
+    assert (canvas == "solid") != has_role
+
+
 def test_a_role_of_two_words_stands_in_one_line(show):
     query, key = looking_back(REPEATED, 2)
     layer = Layer(*(np.stack([x] * 8) for x in (query, key)), causal=True, scale=1.0)
