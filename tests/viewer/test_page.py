@@ -400,6 +400,16 @@ def test_a_usual_window_has_room_for_everything_at_once(show, size):
     assert frame.evaluate("(frame) => frame.scrollHeight - frame.clientHeight") == 0
 
 
+@pytest.mark.parametrize(("size", "side"), [((375, 667), 200), ((375, 812), 200)])
+def test_one_map_takes_most_of_the_width_of_a_telephone(show, size, side):
+    page = show(spoken(layers=1, heads=1, key_heads=1), "L0H0&query=6&key=3", size=size)
+    is_chosen(page, 6, 3)
+    page.wait_for_selector(".regard-map[data-idle=true]")
+    cells = page.locator(".regard-map-cells").first
+    assert len(SENTENCE) * float(cells.get_attribute("data-zoom")) >= side
+    assert page.locator(".regard-text").bounding_box()["height"] >= 160
+
+
 @pytest.mark.parametrize(
     ("size", "side"),
     [
