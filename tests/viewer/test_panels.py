@@ -134,6 +134,50 @@ def test_a_program_is_set_in_one_width(show, text, is_code):
     assert ("mono" in field.evaluate("n => getComputedStyle(n).fontFamily").lower()) == is_code
 
 
+ENGLISH = ["<bos>", "He", " said", " ש", "לום", " עולם", "!", " and", " left"]
+HEBREW = ["<bos>", "הוא", " אמר", " He", "llo", " world", " ויצא", " מיד", "."]
+
+
+@pytest.mark.parametrize(("tokens", "turn"), [(ENGLISH, 1), (HEBREW, -1)])
+def test_words_of_another_direction_are_read_in_theirs(show, tokens, turn):
+    page = show(spoken(tokens), "L0H1&query=2&key=1", size=(1400, 720))
+    is_chosen(page, 2, 1)
+    tokens = page.evaluate(
+        "() => [...document.querySelectorAll('.regard-word')].map((word) => {"
+        " const { left, right, top } = word.getBoundingClientRect();"
+        " const look = getComputedStyle(word);"
+        " return [left, right, top, look.borderLeftWidth, look.borderRightWidth]; })"
+    )
+    middles = [turn * (left + right) / 2 for left, right, *_ in tokens]
+    order = sorted(range(1, 7), key=lambda n: middles[n])
+    assert len({top for _, _, top, *_ in tokens[1:7]}) == 1
+    assert order == [1, 2, 5, 4, 3, 6]
+    *_, left, right = tokens[4]  # the hairline is where it meets the piece before it
+    assert (left, right) == (("0px", "1px") if turn > 0 else ("1px", "0px"))
+
+
+def test_a_passage_has_words_of_another_direction_in_theirs(show):
+    tokens = [" said", " שלום", " עולם", " and"] * 600
+    page = show(spoken(tokens, layers=1, heads=1, key_heads=1), "L0H0&query=2000&key=2")
+    is_chosen(page, 2000, 2)
+    page.wait_for_selector(".regard-place")
+    places = page.evaluate(
+        """() => [...document.querySelectorAll(".regard-passage")].flatMap((passage) => {
+          const [before, mark] = passage.children;
+          if (mark.textContent !== "עולם") return [];
+          const letters = document.createRange();
+          const end = before.textContent.trimEnd().length;
+          letters.setStart(before.firstChild, end - 4);
+          letters.setEnd(before.firstChild, end);
+          const [one, other] = [letters, mark].map((part) => part.getBoundingClientRect());
+          return [[one.left, other.right, one.bottom > other.top && one.top < other.bottom]];
+        })"""
+    )
+    same_line = [(left, right) for left, right, is_same in places if is_same]
+    assert same_line
+    assert all(right <= left + 2 for left, right in same_line)
+
+
 def test_a_query_that_sees_nothing_says_so(show):
     recording = spoken(query_start=-3, query_tokens=SENTENCE)
     page = show(recording, "L0H0&query=1&key=0")

@@ -72,6 +72,8 @@ export function fitted(text, width, size = 11, weight = 400) {
   return low ? `${letters.slice(0, low).join("")}…` : "";
 }
 
+export const RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/; // Hebrew, Arabic, and others
+
 /**
  * Isolated: right-to-left letters do not move the text beside them.
  * @param {string} text

@@ -1,12 +1,10 @@
 // A panel of the page as marks: its words, canvases and boxes, also those scrolled out of view.
 
-import { isolated } from "../drawing/marks.js";
+import { isolated, RIGHT_TO_LEFT } from "../drawing/marks.js";
 
 /** @import { Box, Mark } from "../drawing/marks.js" */
 
 /** @typedef {(box: DOMRect) => Box} Placed in the panel */
-
-const RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/; // Hebrew, Arabic, and others
 
 /**
  * {width, height, marks}, in CSS pixels of the panel's whole content; `without`: a selector of what

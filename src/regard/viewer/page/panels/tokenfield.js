@@ -1,6 +1,7 @@
 // A text as tokens to point at, choose, and walk through by keyboard.
 
 import { lineStep, make, modifiersOf, nextInLine, showInside } from "../drawing/dom.js";
+import { RIGHT_TO_LEFT } from "../drawing/marks.js";
 
 /** @import { Unit } from "../data/selection.js" */
 /** @import { Hit, TokenText } from "../data/tokens.js" */
@@ -73,6 +74,7 @@ export class TokenField {
     node.append(gap + (word ? space : ""), inner);
     if (!shown.trim()) node.setAttribute("aria-label", text.label(place, 8)); // white space has no name
     if (SPECIAL.test(word)) node.dir = "ltr"; // and the direction of the text is that of the others
+    node.style.direction = directionOf(word); // of its edges; letters have their own
     node.dataset.place = String(place);
     node.classList.toggle("regard-written", boundary !== null && place >= boundary);
     node.classList.toggle("regard-boundary", boundary !== null && place === boundary);
@@ -214,6 +216,15 @@ export class TokenField {
     this.walker = this.nodes[place] ?? this.nodes[0];
     if (this.walker) this.walker.tabIndex = 0;
   }
+}
+
+/**
+ * The direction of a token's letters; empty where it has none, and takes that of the text.
+ * @param {string} word
+ */
+function directionOf(word) {
+  if (RIGHT_TO_LEFT.test(word)) return "rtl";
+  return /\p{L}/u.test(word) ? "ltr" : "";
 }
 
 /**
