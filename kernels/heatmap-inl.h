@@ -37,6 +37,7 @@ template <class E>
 struct Bins {
   typedef typename E::Real Real;
   int keys;          // of a bin, as of `keys_per_bin`
+  int64_t begun;     // the first row of bins that is still to be emptied
   int64_t* edges;    // [bins + 1]: the first key of each bin
   int64_t* row_bin;  // [rows]
   Real** row[2];     // [rows]: where its row of bins is accumulated, by heatmap: max, mass
@@ -48,25 +49,25 @@ struct Bins {
   }
 };
 
-// Empties the bins of a chunk.
+// Begins with the bins of a chunk.
 template <class E>
 static void start_bins(const Reduce& r, Bins<E>& bins, const RowChunk<E>& chunk) {
   bins.keys = int(keys_per_bin(r));
+  bins.begun = bin_at(r, 0, chunk.begin);
   for (int64_t x = 0; x <= r.bins[1]; ++x) bins.edges[x] = first_of_bin(r, 1, x);
-  const int64_t last = bin_at(r, 0, chunk.end - 1);
-  for (int64_t x = bin_at(r, 0, chunk.begin); x <= last; ++x) {
-    const BinRow row(r, chunk.begin, chunk.end, x);
-    if (r.pooled_max) row.clear_bins(r, chunk.head, chunk.found, false);
-    if (r.pooled_mass) row.clear_bins(r, chunk.head, chunk.found, true);
-  }
 }
 
-// Finds the bins of a tile of queries.
+// Finds the bins of the next tile of queries; new ones are emptied, and near then.
 template <class E>
 static void find_bins(const Reduce& r, const Rows<E>& rows, Bins<E>& bins,
                       const RowChunk<E>& chunk) {
   for (int i = 0; i < rows.count; ++i) {
     bins.row_bin[i] = bin_at(r, 0, rows.index[i]);
+    for (; bins.begun <= bins.row_bin[i]; ++bins.begun) {
+      const BinRow row(r, chunk.begin, chunk.end, bins.begun);
+      if (r.pooled_max) row.clear_bins(r, chunk.head, chunk.found, false);
+      if (r.pooled_mass) row.clear_bins(r, chunk.head, chunk.found, true);
+    }
     const BinRow row(r, chunk.begin, chunk.end, bins.row_bin[i]);
     if (r.pooled_max) bins.row[0][i] = row.in(r, chunk.head, chunk.found, false);
     if (r.pooled_mass) bins.row[1][i] = row.in(r, chunk.head, chunk.found, true);
