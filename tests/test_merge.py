@@ -547,6 +547,20 @@ def test_what_gradients_of_parts_would_lack_is_refused():
         assert not regard.merge(parts)[0].requires_grad
 
 
+# What loads the decompositions of forward mode uses what torch has deprecated.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize("dual", ["output", "maximum", "total"])
+def test_tangents_are_refused_not_lost(dual):
+    x = torch.from_numpy(inputs()[0])
+    output, (maximum, total) = regard.attention(x, x, x, return_statistics=True)
+    part = {"output": output, "maximum": maximum, "total": total}
+    with torch.autograd.forward_ad.dual_level():
+        part[dual] = torch.autograd.forward_ad.make_dual(part[dual], part[dual])
+        output, *statistics = part.values()
+        with pytest.raises(UnsupportedError, match="no forward-mode derivative"):
+            regard.merge([(output, regard.RowStatistics(*statistics))])
+
+
 def test_a_recording_refuses_parts_of_a_text():
     x = torch.from_numpy(inputs()[0])[0, 0]
     with (

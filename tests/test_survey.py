@@ -330,7 +330,9 @@ def test_documents_that_are_empty_unreadable_or_too_long_are_named_and_counted(t
     (tmp_path / ".hidden").write_text("not read")
     lines = ['{"text": "import sys"}', "", "no json", '{"other": 1}', '{"text": null}', "[1]"]
     lines.append('{"text": "half \\ud800"}')
-    (tmp_path / "rows.jsonl").write_text("\n".join([*lines, '{"text": 5}', '{"text": "end"}']))
+    (tmp_path / "rows.jsonl").write_text(
+        "\n".join([*lines, '{"text": 5}', "{}", '{"text": "end"}'])
+    )
     survey = started(tmp_path / "heads", tmp_path, model)
     survey.run(workers=1)
     facts = survey.facts().values()
@@ -345,13 +347,14 @@ def test_documents_that_are_empty_unreadable_or_too_long_are_named_and_counted(t
     reasons = {name.rpartition("/")[2]: why for one in facts for name, why in one.unreadable}
     assert reasons.keys() == {
         "latin.txt", "zero.txt", "rows.jsonl:3", "rows.jsonl:4", "rows.jsonl:6", "rows.jsonl:7",
-        "rows.jsonl:8",
+        "rows.jsonl:8", "rows.jsonl:9",
     }  # fmt: skip
     assert reasons["latin.txt"] == "byte 3 is no UTF-8"
     assert reasons["rows.jsonl:4"] == "there is no 'text' in it; --column names another, of 'other'"
     assert reasons["rows.jsonl:6"] == "an object with 'text' is needed, and it is list"
     assert reasons["rows.jsonl:7"] == "character 5 is half of a surrogate pair"
     assert reasons["rows.jsonl:8"] == "'text' is no text, but int"
+    assert reasons["rows.jsonl:9"] == "an object with 'text' is needed, and it has nothing"
     assert survey.heads().documents == 4
     assert sum(one.documents for one in facts) == 4
     assert isinstance(next(iter(facts)), Facts)

@@ -223,6 +223,20 @@ def test_a_run_that_began_while_the_texts_were_read_is_not_written_over(tmp_path
     assert json.loads((tmp_path / "run.json").read_bytes())["seed"] == 1
 
 
+def test_of_two_runs_that_begin_at_once_the_second_is_refused(tmp_path, monkeypatch):
+    other = dataclasses.replace(SETTINGS, seed=1)
+
+    def begin_late(path, **options):
+        monkeypatch.undo()
+        train_texts(TEXTS, tmp_path, other)
+        return training.replaced_when_complete(path, **options)
+
+    monkeypatch.setattr(training, "replaced_when_complete", begin_late)
+    with pytest.raises(ValueError, match=r"holds another run: it has seed 1, not 0"):
+        train_texts(TEXTS, tmp_path, SETTINGS)
+    assert json.loads((tmp_path / "run.json").read_bytes())["seed"] == 1
+
+
 def test_a_folder_with_something_else_is_not_written_to(tmp_path):
     for content in ("[1, 2]", "[" * 100_000):
         (tmp_path / "run.json").write_text(content)

@@ -47,8 +47,8 @@ def merge(
     Raises:
         ValueError: no part.
         ShapeError, TypeError: the parts do not fit together.
-        UnsupportedError: autograd records an output; ``regard.attention_gradients`` computes the
-            gradients of a part.
+        UnsupportedError: autograd records an output, or one has a tangent of forward mode;
+            ``regard.attention_gradients`` computes the gradients of a part.
 
     Example:
         >>> import numpy as np, regard
@@ -186,6 +186,10 @@ def _check_arrays(n: int, part: Part, first: Part) -> None:
             f"merge: the output of part {n} has shape {tuple(output.shape)} and its statistics"
             f" {tuple(statistics[0].shape)}; (..., Hq, Lq, Dv) and (..., Hq, Lq) are needed."
         )
+    if tensors := [x for x in arrays.values() if is_tensor(x)]:
+        from regard._backends.torch_ops import refuse_forward_mode
+
+        refuse_forward_mode(*tensors)
     if is_tensor(output) and output.requires_grad and loaded.torch.is_grad_enabled():
         raise UnsupportedError(
             "merge: autograd records an output, and statistics have no gradient, so that of the"

@@ -286,7 +286,11 @@ def _claim(folder: Path, written: str, tokenizer: BytePairTokenizer) -> None:
     _require_same(folder, written)  # another run may have begun while the texts were read
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / RUN).exists():
-        _write(folder / RUN, written.encode())
+        try:
+            with replaced_when_complete(folder / RUN, first=True) as file:
+                file.write(written.encode())
+        except FileExistsError:
+            _require_same(folder, written)
     if not (folder / TOKENIZER).exists():
         tokenizer.save(folder / TOKENIZER)
 

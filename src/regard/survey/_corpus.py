@@ -433,6 +433,8 @@ def _field(line: bytes, column: str) -> str:
     found = json.loads(line)
     if not isinstance(found, dict):
         raise ValueError(f"an object with {column!r} is needed, and it is {type(found).__name__}")
+    if not found:
+        raise ValueError(f"an object with {column!r} is needed, and it has nothing")
     if column not in found:
         names = ", ".join(repr(name[:40]) for name in [*found][:4])
         raise ValueError(f"there is no {column!r} in it; --column names another, of {names}")
