@@ -127,7 +127,7 @@ struct PairMemory {
   ChangeMemory<E> change;
 
   PairMemory(const PairMatrix& x, const Reduce& r, Scratch& scratch)
-      : m(r, scratch), sums(scratch), change(changed_size(x), scratch) {
+      : m(r, scratch, keeps_keys(x)), sums(scratch), change(changed_size(x), scratch) {
     const int64_t tiles = sums_tiles(x) ? 1 : tiles_of(x.Lk);
     const int64_t keys = tiles * kKeys + E::lanes;  // and what is read past the last
     int64_t queries = 0, words = 0, lone = 0, Dv = 0;
@@ -146,9 +146,7 @@ struct PairMemory {
       const TermRows<E> term(queries, scratch);
       if (!scratch.measures()) new (of + i) TermRows<E>(term);
     }
-    const Problem& first = *x.terms[0].problem;
-    m.keys = x.term_count == 1 ? KeyRows<E>(first, KeyRows<E>::can_keep(first), scratch)
-                               : KeyRows<E>(words, false, scratch);
+    if (x.term_count > 1) m.keys = KeyRows<E>(words, false, scratch);
     m.lone = scratch.take<typename E::Word>(lone);
     values = scratch.take<Real>(keys * E::rows);
     weights = effects && x.term_count > 1 ? scratch.take<Real>(keys * E::rows) : values;
@@ -160,6 +158,10 @@ struct PairMemory {
 
   // Where the numbers of a tile of keys lie.
   int64_t at(int64_t j0) const { return streams ? 0 : j0 * E::rows; }
+
+  static bool keeps_keys(const PairMatrix& x) {
+    return x.term_count == 1 && x.Lq > E::rows && KeyRows<E>::can_keep(*x.terms[0].problem);
+  }
 
   static int64_t changed_size(const PairMatrix& x) {
     int64_t Dv = 0;

@@ -588,6 +588,44 @@ def test_pictures_of_many_rows_are_those_of_the_matrix(rows, how):
         torch.testing.assert_close(picture, exact, equal_nan=True)
 
 
+HIDDEN = torch.ones(1, 1, 1, 600, dtype=torch.bool)
+HIDDEN[..., 128:256] = False  # a tile of keys that is left out
+FIRST_KEYS = (torch.arange(130) * 97 % 400)[None]  # they rise and fall from tile to tile
+SEEN = {
+    "all": {},
+    "a tile is hidden": {"mask": HIDDEN},
+    "a window": {"window": (70, 3)},
+    "a window and a hidden tile": {"mask": HIDDEN, "window": (300, None)},
+    "intervals": {"intervals": (FIRST_KEYS, FIRST_KEYS + 150)},
+}
+
+
+@pytest.mark.parametrize("seen", SEEN)
+@pytest.mark.parametrize(("dtype", "D"), [("float16", 64), ("bfloat16", 64), ("bfloat16", 33)])
+def test_keys_that_were_converted_for_other_queries_are_those_of_the_matrix(dtype, D, seen):
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.randn(1, 2, n, D, generator=generator).to(getattr(torch, dtype))
+        for n in (130, 600, 600)
+    )
+    found = regard.AttentionWeights(q, k, backend="kernel", **SEEN[seen])
+    exact = regard.AttentionWeights(q.double(), k.double(), backend="reference", **SEEN[seen])
+    near = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+    near(found.received(), exact.received())
+    near(found.pool((10, 20), how="mass").exp(), exact.pool((10, 20), how="mass").exp())
+    near(found.topk(3).values, exact.topk(3).values)
+    effects, exact = (w.effects(v.to(w.dtype), v.to(w.dtype)[:, :, :130]) for w in (found, exact))
+    np.testing.assert_allclose(effects.received(), exact.received(), rtol=2e-3, atol=2e-3)
+
+
+def test_converted_keys_of_more_bytes_than_are_kept_are_those_of_the_matrix():
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(n, 64, generator=generator).half() for n in (60, 16500))
+    found = regard.AttentionWeights(q, k, backend="kernel").received()
+    exact = regard.AttentionWeights(q.float(), k.float(), backend="kernel").received()
+    np.testing.assert_allclose(found, exact, rtol=1e-4, atol=1e-7)
+
+
 def test_the_mass_of_a_picture_has_the_logarithm_of_float32():
     """Next to float64 over the whole range: also of what is close to 1, tiny or 0."""
     q = torch.ones(1, 4000, 1)
