@@ -115,12 +115,17 @@ def read_options():
 
 
 def require_same(parser, options):
-    """Refuses to merge into what is no file of results, or into those of another run."""
+    """Refuses to merge into what is no file of results, or into those of other numbers."""
     if not options.json or not options.json.is_file():
         parser.error("--merge needs --json FILE, with results that are there already")
-    earlier = json.loads(options.json.read_text("utf-8"))
+    try:
+        earlier = json.loads(options.json.read_text("utf-8"))
+    except ValueError as error:
+        parser.error(f"{options.json} is no file of results ({error})")
     for name in ("implementation", "dtype"):
         asked = getattr(options, name)
+        if not isinstance(earlier, dict) or name not in earlier:
+            parser.error(f"{options.json} is no file of results: it has no {name}")
         if earlier[name] != asked:
             parser.error(
                 f"{options.json} has the {name} {earlier[name]}, and {asked} is asked for;"

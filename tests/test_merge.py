@@ -549,16 +549,22 @@ def test_what_gradients_of_parts_would_lack_is_refused():
 
 # What loads the decompositions of forward mode uses what torch has deprecated.
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
-@pytest.mark.parametrize("dual", ["output", "maximum", "total"])
+@pytest.mark.parametrize("dual", ["output", "maximum", "total", "sinks"])
 def test_tangents_are_refused_not_lost(dual):
     x = torch.from_numpy(inputs()[0])
     output, (maximum, total) = regard.attention(x, x, x, return_statistics=True)
-    part = {"output": output, "maximum": maximum, "total": total}
+    sinks = torch.zeros(x.shape[1], dtype=x.dtype)
+    given = {"output": output, "maximum": maximum, "total": total, "sinks": sinks}
+
+    def ask():
+        known = regard.RowStatistics(given["maximum"], given["total"])
+        return regard.merge([(given["output"], known)], given["sinks"])
+
     with torch.autograd.forward_ad.dual_level():
-        part[dual] = torch.autograd.forward_ad.make_dual(part[dual], part[dual])
-        output, *statistics = part.values()
+        ask()
+        given[dual] = torch.autograd.forward_ad.make_dual(given[dual], given[dual])
         with pytest.raises(UnsupportedError, match="no forward-mode derivative"):
-            regard.merge([(output, regard.RowStatistics(*statistics))])
+            ask()
 
 
 def test_a_recording_refuses_parts_of_a_text():

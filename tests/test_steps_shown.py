@@ -335,7 +335,7 @@ def evaluated(line):
     return eval(text.split(maxsplit=1)[1], {"exp": np.exp, "sqrt": np.sqrt}), float(result)
 
 
-@pytest.mark.parametrize("size", [1.0, 1e3, 1e5, 1e7, 1e-7])
+@pytest.mark.parametrize("size", [1.0, 1e3, 1e5, 1e7, 1e-7, 123456.789])
 def test_the_arithmetic_of_scores_of_any_size_can_be_followed(size):
     q = np.array([[size, 1.0]])
     k = np.array([[1.0, 0.3], [1.0, 1.5], [1.0, -1.0]])
@@ -343,7 +343,8 @@ def test_the_arithmetic_of_scores_of_any_size_can_be_followed(size):
     scores, scaled, weights, output = found.explain(0, 1).splitlines()[1:]
     for line in (scores, scaled, weights):
         result, told = evaluated(line)
-        assert told == pytest.approx(result, rel=2e-3)
+        assert told == pytest.approx(result, rel=2e-3, abs=1e-6)
+        assert told == pytest.approx(result, abs=2e-3)
     assert float(scores.rpartition(" = ")[2]) == pytest.approx(size + 1.5, abs=1e-3)
     assert output.endswith(f"= [1, {found.output[0, 1]:.5g}]")
 
@@ -356,6 +357,15 @@ def test_the_arithmetic_of_gradients_of_any_size_can_be_followed(size):
     (line,) = [line for line in lines if line.startswith("d_scaled")]
     result, told = evaluated(line)
     assert told == pytest.approx(result, rel=2e-3)
+
+
+def test_gradients_do_not_show_digits_of_rounding():
+    value = np.random.default_rng(0).normal(size=(1, 4)).astype("float32").repeat(3, 0)
+    x = np.random.default_rng(1).normal(size=(3, 4)).astype("float32")
+    lines = steps(x, x, value).backward(np.ones((3, 4), "float32")).explain(0, 1).splitlines()
+    (line,) = [line for line in lines if line.startswith("d_scaled")]
+    less = line[line.index("(") + 1 : line.index(")")].split()
+    assert max(len(number.lstrip("-").replace(".", "")) for number in less) <= 9
 
 
 def test_the_note_of_a_tensor_that_was_written_to_stands_under_its_facts():

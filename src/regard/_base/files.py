@@ -134,7 +134,7 @@ def replaced_when_complete(
         path: of the file.
         buffering: as of ``open``.
         first: replace nothing: of several that write the name at once one gets it. A file system
-            without hard links cannot tell, and the last gets it there.
+            without hard links cannot tell which, within a moment, and the last gets it there.
 
     Raises:
         FileExistsError: another file has the name, and this is to be the first.
@@ -206,11 +206,12 @@ def _linked(file: Path, place: Path) -> bool:
     """Moves a file to a name that is free; False where the system has no hard links."""
     try:
         os.link(file, place)
-    except FileExistsError:
-        raise
     except OSError:
+        if os.path.lexists(place):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(place)) from None
         return False
-    file.unlink()
+    with contextlib.suppress(OSError):
+        file.unlink()
     return True
 
 

@@ -47,8 +47,8 @@ def merge(
     Raises:
         ValueError: no part.
         ShapeError, TypeError: the parts do not fit together.
-        UnsupportedError: autograd records an output, or one has a tangent of forward mode;
-            ``regard.attention_gradients`` computes the gradients of a part.
+        UnsupportedError: autograd records an output, or a part or the sinks have a tangent of
+            forward mode; ``regard.attention_gradients`` computes the gradients of a part.
 
     Example:
         >>> import numpy as np, regard
@@ -109,6 +109,7 @@ def _read_sinks(sinks: Any, maximum: Any) -> Any:
         )
     if dtype_name(sinks) not in FLOATS:
         raise TypeError(f"merge: sinks is {dtype_name(sinks)}; floating numbers are needed.")
+    _refuse_forward_mode(sinks)
     heads = maximum.shape[-2] if maximum.ndim > 1 else 1
     if tuple(sinks.shape) != (heads,) and not (maximum.ndim == 1 and sinks.ndim == 0):
         raise ShapeError(
@@ -186,16 +187,21 @@ def _check_arrays(n: int, part: Part, first: Part) -> None:
             f"merge: the output of part {n} has shape {tuple(output.shape)} and its statistics"
             f" {tuple(statistics[0].shape)}; (..., Hq, Lq, Dv) and (..., Hq, Lq) are needed."
         )
-    if tensors := [x for x in arrays.values() if is_tensor(x)]:
-        from regard._backends.torch_ops import refuse_forward_mode
-
-        refuse_forward_mode(*tensors)
+    _refuse_forward_mode(*arrays.values())
     if is_tensor(output) and output.requires_grad and loaded.torch.is_grad_enabled():
         raise UnsupportedError(
             "merge: autograd records an output, and statistics have no gradient, so that of the"
             " whole would be wrong. Merge within torch.no_grad(), and compute the gradients of each"
             " part with regard.attention_gradients."
         )
+
+
+def _refuse_forward_mode(*arrays: Any) -> None:
+    """Refuses tensors with a tangent, which the statistics would lose."""
+    if tensors := [x for x in arrays if is_tensor(x)]:
+        from regard._backends.torch_ops import refuse_forward_mode
+
+        refuse_forward_mode(*tensors)
 
 
 def _place(x: Any) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard._backends.formula import cap_slope_text, capped_text, is_capped
-from regard._base.arrays import is_tensor
+from regard._base.arrays import dtype_name, is_tensor
 from regard._base.errors import a_type
 from regard._call.call import Call
 
@@ -32,7 +32,7 @@ def arithmetic(steps: Steps, i: int, j: int, head: tuple[int, ...]) -> Iterator[
     q, k = _head(steps, "query", head)[i], _head(steps, "key", head)[j]
     call = steps._call
     yield f"query {_named(i, steps.query_tokens)}, key {_named(j, steps.tokens)}"
-    yield f"scores   {_sum(f'{_n(a)}*{_n(b)}' for a, b in zip(q, k))} = {_s(score)}"
+    yield f"scores   {_sum(f'{_factor(a, b)}*{_factor(b, a)}' for a, b in zip(q, k))} = {_s(score)}"
     yield f"scaled   {_s(score)} {scaling(call)} = {_s(scaled)}"
     if is_capped(call):
         yield f"capped   {capped_text(call, _s(scaled))} = {_s(capped)}"
@@ -72,7 +72,9 @@ def gradient_arithmetic(
     if seen[j]:
         terms = [(w, d) for w, d in zip(weights[i][seen], d_weights[i][seen])]
         row_sum = sum(w * d for w, d in terms)
-        unit = abs(d_weights[i, j] - row_sum)  # the digits that make the difference are written
+        # The digits that make the difference are written, and not those of rounding.
+        rounding = 1000 * np.finfo(dtype_name(steps.weights)).eps * abs(row_sum)
+        unit = max(abs(d_weights[i, j] - row_sum), rounding)
         yield f"row sum    {_sum(f'{_n(w)}*{_n(d)}' for w, d in terms)} = {_n(row_sum, unit)}"
         less = f"{_n(d_weights[i, j], unit)} {_minus(row_sum, unit)}"
         result = f"{_n(d_masked[i, j])}{_meaning(d_masked[i, j])}"
@@ -247,6 +249,11 @@ def _list(vector: np.ndarray) -> str:
 
 def _s(score: float) -> str:
     return _n(score, OF_SCORES)
+
+
+def _factor(x: float, other: float) -> str:
+    """A factor of a term of a score, with the digits that the term has."""
+    return _n(x, OF_SCORES / abs(other) if other else math.inf)
 
 
 def _n(x: float, unit: float = math.inf) -> str:

@@ -383,7 +383,11 @@ class _Run:
             losses = self._losses(metadata)
             self._require_whole(stored)
             require_unchanged(_arrays(stored), metadata)
-        except (SafetensorError, ValueError) as error:
+        except (
+            SafetensorError,
+            ValueError,
+            TypeError,
+        ) as error:  # TypeError: a dtype NumPy has not
             raise ValueError(
                 f"{path}: a damaged checkpoint ({error}). Delete it to start the run anew."
             ) from error

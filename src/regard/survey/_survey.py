@@ -243,7 +243,7 @@ class Survey:
         Raises:
             IndexError: no such shard.
             SurveyError: shards that failed, with the reason; all others are done.
-            TypeError: ``workers`` or a shard is no int, or ``executor`` is none.
+            TypeError: ``workers`` or a shard is no int, or ``executor`` takes no work.
             ValueError: ``workers`` below 1, or more than one process for a ``LanguageModel``, which
                 no name stands for; a file in the place of a shard is damaged, or none of this
                 survey.

@@ -136,7 +136,7 @@ export class Tiles {
   }
 
   end() {
-    this.pause();
+    this.wanted.clear();
     this.#clear();
   }
 
