@@ -79,11 +79,17 @@ def held(page, path):
     yield
     end = time.monotonic() + 30
     while not routes:  # a request may be heard of after what the page does next
-        assert time.monotonic() < end, f"no request of {path} within 30 s"
+        assert time.monotonic() < end, f"no request of {path} within 30 s, after {asked(page)}"
         page.wait_for_timeout(10)
     for route in routes:
         route.continue_()
     page.unroute(re.compile(path))
+
+
+def asked(page):
+    """The addresses of the last requests that the page has the answers of."""
+    entries = "performance.getEntriesByType('resource').slice(-8).map(entry => entry.name)"
+    return [name.rpartition("/")[2] for name in page.evaluate(entries)]
 
 
 def shown_bars(page):
