@@ -590,13 +590,15 @@ def test_pictures_of_many_rows_are_those_of_the_matrix(rows, how):
 
 HIDDEN = torch.ones(1, 1, 1, 600, dtype=torch.bool)
 HIDDEN[..., 128:256] = False  # a tile of keys that is left out
-FIRST_KEYS = (torch.arange(130) * 97 % 400)[None]  # they rise and fall from tile to tile
+FALLING = (400 - 3 * torch.arange(130))[None]  # later queries see keys before those of others
+APART = (torch.arange(130) // 65 * 399)[None]  # and these keys far behind them
 SEEN = {
     "all": {},
     "a tile is hidden": {"mask": HIDDEN},
     "a window": {"window": (70, 3)},
     "a window and a hidden tile": {"mask": HIDDEN, "window": (300, None)},
-    "intervals": {"intervals": (FIRST_KEYS, FIRST_KEYS + 150)},
+    "intervals that fall": {"intervals": (FALLING, FALLING + 50)},
+    "intervals that lie apart": {"intervals": (APART, APART + 150)},
 }
 
 

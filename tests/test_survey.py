@@ -956,6 +956,7 @@ def test_any_thread_sets_the_threads_of_products_and_takes_that_back():
                 return most()
 
         usual = most()
+        print(usual)
         with ThreadPoolExecutor(1) as other:
             print(take(), other.submit(take).result(), most() == usual)
             with threadpool_limits(usual):
@@ -975,7 +976,10 @@ def test_any_thread_sets_the_threads_of_products_and_takes_that_back():
         capture_output=True,
         text=True,
     )
-    assert told.stdout == "1 1 True\n1 True\nTrue\n1\n", told.stderr
+    usual, _, rest = told.stdout.partition("\n")
+    if usual == "1":
+        pytest.skip("NumPy's products have one processor here")
+    assert rest == "1 1 True\n1 True\nTrue\n1\n", told.stderr
 
 
 def test_progress_after_a_resume_has_a_rate_of_this_run_alone(tmp_path, corpus, model, monkeypatch):

@@ -24,7 +24,7 @@ def with_checksum(
 def require_unchanged(
     arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str] | None
 ) -> None:
-    """Compares the checksum of a file; files of regard 0.1 have none.
+    """Compares the checksum of a file; those of earlier versions have none.
 
     Raises:
         ValueError: it is another than that of the arrays and the metadata.
