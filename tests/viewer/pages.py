@@ -61,7 +61,7 @@ def is_said(page, pattern):
 def is_chosen(page, query, key, start=0):
     """Waits until this pair is chosen, and the panels show it; query 0 is token ``start``."""
     page.wait_for_selector(f".regard-text[data-shown^='query {query} key {key} ']")
-    if "view=steps" in page.url:
+    if "view=steps" in address_of(page):
         page.wait_for_selector(f".regard-steps[data-shown='query {query} key {key}']")
     return is_said(page, rf"query {start + query:,} .* key {key:,} ")
 
@@ -69,6 +69,11 @@ def is_chosen(page, query, key, start=0):
 def is_shown(page, query):
     """Waits until the text panel shows this query."""
     page.wait_for_selector(f".regard-text[data-shown^='query {query} key ']")
+
+
+def address_of(page):
+    """The page's address as it is now; ``page.url`` is a copy, which comes a moment later."""
+    return page.evaluate("() => location.href")
 
 
 @contextlib.contextmanager

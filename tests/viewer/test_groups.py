@@ -8,7 +8,7 @@ import pytest
 from regard._showing.picture import recording_html
 from regard.recording import Layer, Recording
 from regard.viewer.answer import Answers
-from viewer.pages import is_said, share
+from viewer.pages import address_of, is_said, share
 
 WORDS = ["<s>", " Dein", " Weg", " beginnt", "."]
 PATCHES = [f"<patch {n}>" for n in range(12)]
@@ -136,7 +136,7 @@ def test_a_chooser_of_groups_is_there_where_there_are_several(serve, open_page):
     key = int(np.argmax(cross.weights[9][7, 4]))
     is_said(page, f"query 4 «.*→ key {key} «.*weight {share(weight(cross, 9, 7, 4, key))}")
     assert "5 queries · 12 keys" in page.locator(".regard-facts").inner_text()
-    assert "#L9H7&recording=2" in page.url
+    assert "#L9H7&recording=2" in address_of(page)
     group.select_option("encoder")
     is_said(page, "query 11 «")
     assert options_of(page, "layer") == ["0", "1"]

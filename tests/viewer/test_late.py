@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from viewer.map_page import made
-from viewer.pages import held, is_chosen, is_said, spoken
+from viewer.pages import address_of, held, is_chosen, is_said, spoken
 from viewer.test_alignment import spelled
 from viewer.test_lines import is_drawn, token
 
@@ -240,7 +240,7 @@ def test_a_pair_of_the_list_leaves_a_hidden_map_its_view(serve, open_page):
     is_drawn(page, "L0 heads 0 query 5 key 2")
     page.locator(".regard-pairs button").last.click()
     page.wait_for_timeout(400)
-    assert {"zoom=80", "x=1", "y=1"} <= set(page.url.split("#")[1].split("&"))
+    assert {"zoom=80", "x=1", "y=1"} <= set(address_of(page).split("#")[1].split("&"))
 
 
 def test_effects_that_are_half_read_are_asked_for_once_at_a_time(serve, open_page):

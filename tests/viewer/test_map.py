@@ -20,7 +20,7 @@ from viewer.map_page import (
     pooled,
     table,
 )
-from viewer.pages import STATUS, held, is_said, is_shown, saved, share
+from viewer.pages import STATUS, address_of, held, is_said, is_shown, saved, share
 
 LINKS = [(4000, 17), (3999, 2100), (1234, 1233), (2777, 640), (4095, 3001)]
 TENS = np.log(10)
@@ -357,7 +357,9 @@ def test_a_map_whose_tokens_are_not_read_is_not_idle(open_map, text):
 
 def test_what_comes_after_the_end_of_a_page_changes_nothing(open_map, text):
     page = open_map(text)
-    address, asked = page.page.url, len(page.page.requests)
+    is_shown(page.page, 299)
+    page.page.wait_for_function("() => location.hash.includes('query=299')")
+    address, asked = address_of(page.page), len(page.page.requests)
     page.page.evaluate(
         """() => {
           const { context, end } = document.regardPage;
@@ -368,7 +370,7 @@ def test_what_comes_after_the_end_of_a_page_changes_nothing(open_map, text):
     )
     later = "() => new Promise((resolve) => setTimeout(() => resolve(true), 500))"
     page.page.wait_for_function(later, timeout=10_000)
-    assert page.page.url == address
+    assert address_of(page.page) == address
     assert len(page.page.requests) == asked
 
 
@@ -555,7 +557,7 @@ def test_two_fingers_zoom_where_they_are(open_map, long_text):
     view = page.view()
     assert view["zoom"] == pytest.approx(6, rel=0.05)
     assert view["x"] + 220 / view["zoom"] == pytest.approx(1000 + 220 / 2, abs=2)
-    assert "query=7" not in page.page.url
+    assert "query=7" not in address_of(page.page)
 
 
 def test_a_coarser_picture_stands_until_the_finer_has_come(open_map, long_text):

@@ -8,7 +8,7 @@ import pytest
 
 from regard.recording import Layer, Recording
 from regard.viewer._server import Viewer
-from viewer.pages import SENTENCE, STATUS, crossed, is_chosen, is_said, spoken
+from viewer.pages import SENTENCE, STATUS, address_of, crossed, is_chosen, is_said, spoken
 
 HOSTILE = [
     "<img src=x onerror=document.title='pwned'>",
@@ -44,7 +44,7 @@ def test_a_fresh_page_looks_from_the_last_query_to_its_strongest_key(show):
     is_chosen(page, last, best)
     page.wait_for_function("() => location.hash.includes('query=')")
     assert page.evaluate("history.length") == 2  # the empty page, and this one
-    assert re.search(rf"#L0H0&query={last}", page.url)
+    assert re.search(rf"#L0H0&query={last}", address_of(page))
 
 
 @pytest.mark.parametrize("view", ["map", "lines", "steps"])
@@ -95,9 +95,9 @@ def test_the_address_says_what_is_chosen_and_back_undoes_it(show):
     for view in ("Lines", "Steps"):
         page.keyboard.press("v")
         is_said(page, view)
-    assert "#L1H3&" in page.url
-    assert "view=steps" in page.url
-    again = page.url
+    assert "#L1H3&" in address_of(page)
+    assert "view=steps" in address_of(page)
+    again = address_of(page)
     page.go_back()
     is_said(page, "Lines")
     page.go_back()
@@ -140,7 +140,7 @@ def test_ends_of_the_colours_that_no_weight_is_near_are_no_ends(show, scale, bad
     page.keyboard.press("ArrowDown")
     is_said(page, "query 6 ")
     page.wait_for_function("() => /query=6/.test(location.hash)")
-    assert not re.search("low|high", page.url)
+    assert not re.search("low|high", address_of(page))
 
 
 @pytest.mark.parametrize(

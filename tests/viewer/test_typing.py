@@ -18,7 +18,7 @@ from regard.viewer._readings import MAX_CHARACTERS, MAX_KEPT, Read, Readings, Su
 from regard.viewer._server import Viewer
 from regard.viewer.answer import Answers
 from tiny_model import tiny_model
-from viewer.pages import held, is_said
+from viewer.pages import address_of, held, is_said
 from viewer.test_server import Reply, all_at_once, ask, settles
 
 TEXT = "import os, import sys"
@@ -415,7 +415,7 @@ def test_an_input_that_was_emptied_stays_empty(type_in, open_page):
     assert page.locator("textarea").input_value() == ""
     page.locator("textarea").press_sequentially("import os")
     is_read(page, "import os")
-    assert "text=" not in page.url
+    assert "text=" not in address_of(page)
 
 
 def test_enter_reads_at_once(type_in, open_page):
@@ -438,7 +438,7 @@ def test_the_address_has_the_text(type_in, open_page):
     text = "os & sys = 100% #1\nimport +%20"
     page = open_page(type_in("import os"))
     is_read(page, "import os")
-    assert "text=" not in page.url
+    assert "text=" not in address_of(page)
     type_text(page, text)
     page.wait_for_function("() => location.hash.includes('text=')")
     is_read(page, text)
@@ -458,7 +458,7 @@ def test_back_reads_the_text_of_that_time(type_in, open_page):
     page.go_back()
     is_read(page, "import os")
     assert page.locator("textarea").input_value() == "import os"
-    assert page.url.endswith("#L0H1") or "#L0H1&" in page.url
+    assert address_of(page).endswith("#L0H1") or "#L0H1&" in address_of(page)
 
 
 def test_a_head_that_was_chosen_stays_and_another_follows_the_text(type_in, model, open_page):
@@ -466,10 +466,10 @@ def test_a_head_that_was_chosen_stays_and_another_follows_the_text(type_in, mode
     told = [model.record(text).heads().telling() for text in ("sys sys", TEXT)]
     type_text(page, "sys sys")
     is_read(page, "sys sys")
-    assert f"#L{told[0].layer}H{told[0].head}&" in page.url
+    assert f"#L{told[0].layer}H{told[0].head}&" in address_of(page)
     type_text(page, TEXT)
     is_read(page, TEXT)
-    assert f"#L{told[1].layer}H{told[1].head}&" in page.url
+    assert f"#L{told[1].layer}H{told[1].head}&" in address_of(page)
     other = next(
         (n, h)
         for n in (0, 1)
@@ -480,7 +480,7 @@ def test_a_head_that_was_chosen_stays_and_another_follows_the_text(type_in, mode
     is_read(page, "a sys")
     type_text(page, "sys sys")
     is_read(page, "sys sys")
-    assert "#L{}H{}&".format(*other) in page.url
+    assert "#L{}H{}&".format(*other) in address_of(page)
 
 
 HOLD = """() => {
@@ -495,11 +495,11 @@ def test_a_setting_changed_just_before_a_text_is_typed_stays(type_in, open_page,
     is_read(page, TEXT)
     page.evaluate(HOLD)  # what is held back for 200 ms would come late
     page.get_by_role("button", name="share").click()
-    assert "plane=mass" not in page.url
+    assert "plane=mass" not in address_of(page)
     type_text(page, text)
     page.locator("textarea").press("Enter")
     is_read(page, text) if text else page.wait_for_selector(".regard-empty")
-    assert "plane=mass" in page.url
+    assert "plane=mass" in address_of(page)
     type_text(page, "import os")
     page.locator("textarea").press("Enter")
     is_read(page, "import os")
@@ -518,7 +518,7 @@ def test_a_setting_changed_just_before_back_leaves_the_address_of_that_time(type
     page.get_by_role("button", name="share").click()
     page.go_back()
     is_read(page, TEXT)
-    assert "plane=mass" not in page.url
+    assert "plane=mass" not in address_of(page)
 
 
 def test_the_empty_page_offers_texts_to_try(type_in, open_page):
@@ -532,7 +532,7 @@ def test_the_empty_page_offers_texts_to_try(type_in, open_page):
     is_read(page, "import sys")
     type_text(page, "")
     page.wait_for_selector(".regard-empty")
-    assert page.url.endswith("&text=")
+    assert address_of(page).endswith("&text=")
     offered = page.locator(".regard-empty button").first.text_content()
     page.locator(".regard-empty button").first.click()
     is_read(page, offered)
@@ -700,7 +700,7 @@ def test_a_text_that_was_typed_over_leaves_the_others_their_heads(type_in, model
     page.wait_for_timeout(200)
     type_text(page, second)
     is_read(page, second)
-    assert f"#{heads[second]}&" in page.url
+    assert f"#{heads[second]}&" in address_of(page)
 
 
 def test_a_head_that_is_chosen_while_a_text_is_read_stays(type_in, model, open_page):
@@ -718,6 +718,6 @@ def test_a_head_that_is_chosen_while_a_text_is_read_stays(type_in, model, open_p
         page.wait_for_timeout(700)
         page.get_by_role("banner").get_by_label("layer").select_option("0")
         page.get_by_role("banner").get_by_label("head").select_option(other[-1])
-        assert f"#{other}&" in page.url
+        assert f"#{other}&" in address_of(page)
     is_read(page, second)
-    assert f"#{other}&" in page.url
+    assert f"#{other}&" in address_of(page)
