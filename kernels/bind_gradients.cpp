@@ -37,7 +37,7 @@ void backward(const Call& call, const Gradients& arrays, int threads) {
   const Read read(call, threads);
   const regard::Problem& p = read.problem;
   const Shape out{p.B, p.Hq, p.Lq, p.Dv};
-  const Terms of_a(arrays.side_a, threads), of_b(arrays.side_b, threads);
+  const Terms of_a(arrays.side_a), of_b(arrays.side_b);
   const regard::Divergences sides = sides_of(of_a, of_b);
   if (sides.term_count[0] && (p.B != 1 || p.Hq != 1 || p.Lq != sides.Lq || p.Lk != sides.Lk ||
                               p.type != of_a.problem().type))

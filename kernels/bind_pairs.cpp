@@ -3,11 +3,13 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <array>
 #include <stdexcept>
+#include <utility>
 
 #include "bind.h"
 #include "dispatch.h"
@@ -37,7 +39,7 @@ struct PairsAsked {
 
 void reduce_pairs(const std::vector<PairTerm>& given, const PairsAsked& asked, int threads) {
   const regard::Target& target = regard::target();
-  const Terms read(given, threads);
+  const Terms read(given);
   const std::vector<regard::PairTerm>& terms = read.terms;
   regard::PairMatrix x{.terms = terms.data(),
                        .term_count = int64_t(terms.size()),
@@ -70,7 +72,7 @@ struct DivergencesAsked {
 
 void diverge(const std::vector<PairTerm>& a, const std::vector<PairTerm>& b,
              const DivergencesAsked& asked, int threads) {
-  const Terms of_a(a, threads), of_b(b, threads);
+  const Terms of_a(a), of_b(b);
   regard::Divergences x = sides_of(of_a, of_b);
   x.kl = at<double>(asked.kl), x.reverse_kl = at<double>(asked.reverse_kl);
   x.jensen_shannon = at<double>(asked.jensen_shannon);
@@ -81,18 +83,44 @@ void diverge(const std::vector<PairTerm>& a, const std::vector<PairTerm>& b,
 
 }  // namespace
 
-Terms::Terms(const std::vector<PairTerm>& given, int threads) {
+Head::Head(const regard::Problem& whole, int64_t b, int64_t h) : problem(whole) {
+  regard::Problem& p = problem;
+  const int64_t kv = h / (p.Hq / p.Hkv);
+  for (const auto& [array, head] :
+       {std::pair(&p.query, h), std::pair(&p.key, kv), std::pair(&p.value, kv),
+        std::pair(&p.mask, h), std::pair(&p.bias, h)})
+    array->data = array->at(b, head, 0);
+  const int64_t interval = regard::interval_at(whole, b, h, 0);
+  p.first += interval, p.last += interval;
+  if (p.sinks) p.sinks += h;
+  if (p.mask_blocks) p.mask_blocks += b * p.mask_block_strides[0] + h * p.mask_block_strides[1];
+  if (p.query_ids) p.query_ids += b * p.Lq;
+  if (p.key_ids) p.key_ids += b * p.Lk;
+  for (int64_t i = 0; i < p.edit_count; ++i) {
+    const regard::Edit& edit = whole.edits[i];
+    if (edit.head[0] > h || edit.head[1] <= h) continue;
+    edits.push_back(edit);
+    edits.back().head[0] = 0, edits.back().head[1] = 1;
+  }
+  p.edits = edits.data(), p.edit_count = int64_t(edits.size());
+  p.B = p.Hq = p.Hkv = p.interval_heads = 1;
+}
+
+Terms::Terms(const std::vector<PairTerm>& given) {
   for (const PairTerm& t : given) {
-    reads.emplace_back(t.call, threads);
-    const regard::Problem& p = reads.back().problem;
-    if (p.B != 1 || p.Hq != 1 || p.Hkv != 1)
-      throw std::invalid_argument("a term is a matrix of one head");
+    if (!t.call) throw std::invalid_argument("a term is of a call");
+    const regard::Problem& whole = t.call->read.problem;
+    if (t.b < 0 || t.b >= whole.B || t.h < 0 || t.h >= whole.Hq)
+      throw std::out_of_range("a term is of a head of its call");
+    const regard::Problem& p = heads.emplace_back(whole, t.b, t.h).problem;
     const regard::Problem& first = problem();
     if (p.Lq != first.Lq || p.Lk != first.Lk || p.type != first.type)
       throw std::invalid_argument("terms are of one size and type");
+    const size_t real = p.type == regard::Type::float64 ? sizeof(double) : sizeof(float);
+    const auto rows = uintptr_t((t.b * whole.Hq + t.h) * p.Lq) * real;
     terms.push_back({.problem = &p,
-                     .maximum = at<const void>(t.maximum),
-                     .total = at<const void>(t.total),
+                     .maximum = at<const void>(t.maximum + rows),
+                     .total = at<const void>(t.total + rows),
                      .coefficient = t.coefficient,
                      .kind = pair_kind(t.kind),
                      .value = at<const void>(t.value),
@@ -123,9 +151,13 @@ regard::Divergences sides_of(const Terms& a, const Terms& b) {
 }
 
 void bind_pairs(nb::module_& m) {
+  nb::class_<ReadCall>(m, "ReadCall", "A call that is read once, for terms of its heads.")
+      .def(nb::init<const Call&, int>(), nb::arg("call"), nb::arg("threads"));
   nb::class_<PairTerm>(m, "PairTerm", "A summand of a matrix of token pairs.")
       .def(nb::init<>())
       .def_rw("call", &PairTerm::call)
+      .def_rw("b", &PairTerm::b)
+      .def_rw("h", &PairTerm::h)
       .def_rw("maximum", &PairTerm::maximum)
       .def_rw("total", &PairTerm::total)
       .def_rw("coefficient", &PairTerm::coefficient)

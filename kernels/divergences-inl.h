@@ -210,14 +210,18 @@ static double overlap_of(const Reduce& r, ReduceMemory<E>& a, ReduceMemory<E>& b
   return most ? double(common) / double(most) : 1;
 }
 
+// Begins with the rows of a side; returns the end of the keys that any of them sees.
 template <class E>
-static void start_side(const Divergences& x, const Side<E>& side, int64_t row) {
+static int64_t start_side(const Divergences& x, const Side<E>& side, int64_t row) {
+  int64_t high = 0;
   for (int64_t i = 0; i < side.count; ++i) {
     const PairTerm& t = side.terms[i];
     describe_rows(*t.problem, side.of[i].rows, 0, 0, row, x.Lq);
     load_queries<E>(*t.problem, side.of[i].rows);
     start_rows(reduce_of(t, i ? 0 : x.k), side.of[i]);
+    high = side.of[i].rows.high > high ? side.of[i].rows.high : high;
   }
+  return high;
 }
 
 template <class E>
@@ -236,19 +240,18 @@ static void run_diverge(const void* pass, int64_t task, char* memory, const Stop
   const int64_t row = task * E::rows;
   if (stopped(stop)) return;
   const TileConfiguration<E::tiles> configuration;
-  start_side(x, a, row), start_side(x, b, row);
+  const int64_t high_a = start_side(x, a, row), high_b = start_side(x, b, row);
   double sums[4 * E::rows] = {};
-  for (int64_t j0 = 0; j0 < x.Lk; j0 += kKeys) {
-    const int keys = int(x.Lk - j0 < kKeys ? x.Lk - j0 : kKeys);
+  for_tiles(high_a > high_b ? high_a : high_b, [&](int64_t j0, int keys) {
     const bool in_a = fill_tile(a, j0, keys), in_b = fill_tile(b, j0, keys);
-    if (!in_a && !in_b) continue;
+    if (!in_a && !in_b) return;
     if (!in_a) mask_tile(a, keys);
     if (!in_b) mask_tile(b, keys);
     if (x.kl || x.reverse_kl || x.jensen_shannon || x.total_variation)
       add_divergences(x, a, b, sums);
     if (x.k && in_a) keep_strongest_keys(top, a, j0);
     if (x.k && in_b) keep_strongest_keys(top, b, j0);
-  }
+  });
   double* const results[] = {x.kl, x.reverse_kl, x.jensen_shannon, x.total_variation};
   for (int i = 0; i < a.of[0].rows.count; ++i) {
     for (int s = 0; s < 4; ++s)

@@ -200,14 +200,14 @@ template <class E>
 static void add_term(const PairMatrix& x, const PairTerm& t, int64_t row, int64_t end,
                      PairMemory<E>& m) {
   start_term(x, t, row, end, m);
-  for_tiles(x, [&](int64_t j0, int keys) {
+  for_tiles(x.Lk, [&](int64_t j0, int keys) {
     const auto to = is_effect(t) ? m.weights + m.at(j0) : m.m.scores;
     const Seen seen = compute_tile(t, m, j0, keys, to);
     if (!is_effect(t)) add_tile(m, t, j0, keys, seen, to);
   });
   if (!is_effect(t)) return;
   finish_rows(t, m);
-  for_tiles(x, [&](int64_t j0, int keys) {
+  for_tiles(x.Lk, [&](int64_t j0, int keys) {
     const Seen seen = m.own[j0 / kKeys];
     if (seen == Seen::nothing) return;
     finish_effects(t, m, j0, keys);
@@ -265,17 +265,21 @@ static void sum_tiles(const PairMatrix& x, int64_t row, int64_t end, PairMemory<
       start_term(x, x.terms[term], first, end, m);
       m.of[term].rows = m.m.rows;
       m.streams = true;
+      m.high = term && m.high > m.m.rows.high ? m.high : m.m.rows.high;
     });
-  for_tiles(x, [&](int64_t j0, int keys) {
+  for_tiles(x.Lk, [&](int64_t j0, int keys) {
     const int64_t tile = j0 / kKeys;
+    const auto seen = [&](const PairMemory<E>& m) {
+      return int(m.high - j0 < keys ? m.high - j0 : keys);
+    };
     for_queries([&](PairMemory<E>& m, int64_t) { m.seen[tile] = Seen::nothing; });
     for (int64_t term = 0; term < x.term_count; ++term)
       for_queries([&](PairMemory<E>& m, int64_t) {
         turn_to(m, term);
-        add_weights(x.terms[term], m, j0, keys, tiles->m.scores);
+        if (seen(m) > 0) add_weights(x.terms[term], m, j0, seen(m), tiles->m.scores);
       });
     for_queries([&](PairMemory<E>& m, int64_t) {
-      if (m.seen[tile] != Seen::nothing) each(m, j0, keys, m.seen[tile]);
+      if (m.seen[tile] != Seen::nothing) each(m, j0, seen(m), m.seen[tile]);
     });
   });
 }
@@ -306,7 +310,7 @@ static void compute_values(const PairMatrix& x, int64_t row, int64_t end, PairMe
   if (x.term_count > 1) {
     std::memset((void*)m.seen, 0, size_t(tiles_of(x.Lk)));
     for (int64_t i = 0; i < x.term_count; ++i) add_term(x, x.terms[i], row, end, m);
-    return for_tiles(x, [&](int64_t j0, int keys) {
+    return for_tiles(x.Lk, [&](int64_t j0, int keys) {
       if (m.seen[j0 / kKeys] != Seen::nothing) each(m, j0, keys, m.seen[j0 / kKeys]);
     });
   }
@@ -318,13 +322,13 @@ static void compute_values(const PairMatrix& x, int64_t row, int64_t end, PairMe
   start_term(x, t, row, end, m);
   m.streams = rows_are_known(t, m);
   if (m.streams && is_effect(t)) finish_rows(t, m);
-  for_tiles(x, [&](int64_t j0, int keys) {
+  for_tiles(m.m.rows.high, [&](int64_t j0, int keys) {
     const Seen seen = compute_tile(t, m, j0, keys, m.values + m.at(j0));
     if (m.streams) finish(j0, keys, seen);
   });
   if (m.streams) return;
   finish_rows(t, m);
-  for_tiles(x, [&](int64_t j0, int keys) { finish(j0, keys, m.own[j0 / kKeys]); });
+  for_tiles(m.m.rows.high, [&](int64_t j0, int keys) { finish(j0, keys, m.own[j0 / kKeys]); });
 }
 
 }  // namespace regard::REGARD_NAMESPACE

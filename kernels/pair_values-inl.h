@@ -72,10 +72,10 @@ static inline bool needs_sums(const PairTerm& t) { return t.kind == PairKind::kn
 
 static inline int64_t tiles_of(int64_t keys) { return (keys + kKeys - 1) / kKeys; }
 
-// Calls `each(first key, keys)` for every tile of keys.
+// Calls `each(first key, keys)` for every tile of the keys before `end`.
 template <class Each>
-static void for_tiles(const PairMatrix& x, Each each) {
-  for (int64_t j0 = 0; j0 < x.Lk; j0 += kKeys) each(j0, int(x.Lk - j0 < kKeys ? x.Lk - j0 : kKeys));
+static void for_tiles(int64_t end, Each each) {
+  for (int64_t j0 = 0; j0 < end; j0 += kKeys) each(j0, int(end - j0 < kKeys ? end - j0 : kKeys));
 }
 
 // The reductions of the weights of a term, as far as it is read with them.
@@ -123,6 +123,7 @@ struct PairMemory {
   Seen* seen;         // [tiles]
   Seen* own;          // of the term
   bool streams;       // whether the tiles of these queries are reduced one by one
+  int64_t high;       // the end of the keys that any row of any of several terms sees
   RowSums<E> sums;
   ChangeMemory<E> change;
 

@@ -404,6 +404,54 @@ def test_any_number_of_threads_gives_the_same_bits(kind):
             np.testing.assert_array_equal(x, y)
 
 
+B = 2
+COUNT = np.stack([np.arange(Lq)] * B)
+OF_HEADS = {  # options that differ between batch elements or heads
+    "key lengths": {"key_lengths": [333, 170], "causal": True},
+    "intervals": {"intervals": (COUNT + [[-40], [0]], COUNT + [[30], [60]])},
+    "segments": {"segments": (COUNT // 90 % [[2], [3]], np.arange(Lk) // 101 % [[2], [3]])},
+    "mask of each batch element": {"mask": np.stack([MASK[:1], MASK[1:2]])},
+    "causal mask of one": {"mask": np.stack([np.tri(Lq, Lk, dtype=bool), MASK[0]])[:, None]},
+    "mask of each head": {"mask": np.stack([MASK, MASK[::-1]])},
+    "bias of each head": {"bias": numbers(B, Hq, Lq, Lk, seed=8)},
+    "sinks": {"sinks": numbers(Hq, seed=3)},
+    "edits": {
+        "edits": [
+            regard.Edit(heads=slice(1, 3), queries=slice(20, 200), keys=slice(0, 90), factor=0.0),
+            regard.Edit(heads=2, keys=slice(50, 60), factor=3.0),
+        ]
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_HEADS)
+def test_a_head_among_others_has_the_bits_of_one_alone(name):
+    def several(x, seed):
+        return np.stack([x, x + 0.1 * numbers(*x.shape, seed=seed)])
+
+    q, k, v, g = (several(x, seed) for seed, x in enumerate(operands(), 30))
+    options = OF_HEADS[name]
+    weights = regard.AttentionWeights(q, k, **options)
+    others = regard.AttentionWeights(q - 0.1 * g[..., :1], k, **options)
+    rows, same = slice(7, None, 3), np.testing.assert_array_equal
+    effects, compared = weights.effects(v, g), regard.compare(weights, others)
+    sums, of_rows = effects.received(), effects.part(rows).received()
+    far = compared.divergences(8)
+    mean = weights.mix(heads=[0, 2]).received()
+    exact = np.asarray(weights, np.float64)[:, [0, 2]].mean(1).sum(1)
+    np.testing.assert_allclose(mean, exact, rtol=0, atol=1e-4)
+    for b, h in np.ndindex(B, Hq):
+        own = weights.matrix(b, h)
+        alone = own.effects(v[b, h // 2], g[b, h])
+        same(sums[b, h], alone.received())
+        same(of_rows[b, h], alone.part(rows).received())
+        for of_all, one in zip(far, regard.compare(own, others.matrix(b, h)).divergences(8)):
+            same(of_all[b, h], one)
+        if h == 0:
+            both = regard.mix([own, weights.matrix(b, 2)])
+            same(mean[b], both.received())
+
+
 def test_nan_is_behind_all_others_and_seen_in_sums():
     q, k, v, g = operands()
     v[0, 40] = np.nan

@@ -23,7 +23,7 @@ from regard._backends.kernel_calls import (
     kernels,
     threads_of,
 )
-from regard._backends.pair_terms import PairTerm, RowSlopes
+from regard._backends.pair_terms import Matrices, PairTerm, RowSlopes
 from regard._backends.part_gradients import add_gradients as by_formula
 from regard._backends.strongest import first_rows, largest_weights, rows_that_may_count
 from regard._base import loaded
@@ -267,7 +267,7 @@ def reduce_pairs(terms: Sequence[PairTerm], fields: dict[str, Any]) -> None:
     assert kernels is not None
     given, _held = _read_terms(terms)
     asked = filled(kernels.PairsAsked(), fields)
-    kernels.reduce_pairs(given, asked, threads_of(terms[0].call))
+    kernels.reduce_pairs(given, asked, threads_of(terms[0].of.call, heads=1))
     for term in terms:
         if term.rest is not None:
             term.rest.is_known = True
@@ -278,7 +278,7 @@ def diverge(a: Sequence[PairTerm], b: Sequence[PairTerm], fields: dict[str, Any]
     assert kernels is not None
     (of_a, _held_a), (of_b, _held_b) = _read_terms(a), _read_terms(b)
     asked = filled(kernels.DivergencesAsked(), fields)
-    kernels.diverge(of_a, of_b, asked, threads_of(a[0].call))
+    kernels.diverge(of_a, of_b, asked, threads_of(a[0].of.call, heads=1))
 
 
 def divergence_gradients(
@@ -288,13 +288,15 @@ def divergence_gradients(
     """See ``regard._backends.pair_terms.PairBackend``; of tensors."""
     torch = loaded.torch
     (of_a, _held_a), (of_b, _held_b) = map(_read_terms, sides)
-    call = own.call.without_value()
+    call = own.of.call.matrix(own.b, own.h).without_value()
     dtype = getattr(torch, accumulating_name(call.query))
     numbers, of_sink, delta = (
         None if x is None else x.to(dtype).contiguous().reshape(call.query.shape[:3]) for x in rows
     )
     rule = {"rule": kind, "side_a": of_a, "side_b": of_b, "side": side, "numbers": numbers}
-    maximum, total = map(torch.from_numpy, own.statistics)
+    maximum, total = (
+        torch.from_numpy(x[own.b : own.b + 1, own.h : own.h + 1]) for x in own.of.statistics
+    )
     found = rule_gradients(call, rule, delta, maximum, total, needed, of_sink)
     return dict(zip(("query", "key", "value", "bias", "sinks"), found))
 
@@ -304,19 +306,31 @@ def _read_terms(terms: Sequence[PairTerm]) -> tuple[list[Any], list[Any]]:
     assert kernels is not None
     given, held = [], []
     for one in terms:
-        term = kernels.PairTerm()
-        term.call, arrays = call_as_read(one.call.without_value())
-        value, gradient, squares = map(contiguous, (one.value, one.gradient, one.squares))
-        held.append((arrays, one, value, gradient, squares))
-        term.maximum, term.total = map(address_of, one.statistics)
-        term.coefficient, term.kind = one.coefficient, one.kind
-        term.value, term.gradient = address_of(value), address_of(gradient)
-        term.of_sink, term.squares = address_of(one.of_sink), address_of(squares)
-        term.value_size = 0 if value is None else value.shape[-1]
+        if one.of.read is None:
+            one.of.read = _read_matrices(one.of)
+        term, value, gradient = kernels.PairTerm(), contiguous(one.value), contiguous(one.gradient)
+        (term.call, term.maximum, term.total), _ = one.of.read
+        term.b, term.h, term.coefficient, term.kind = one.b, one.h, one.coefficient, one.kind
+        if value is not None:
+            term.value, term.value_size = address_of(value), value.shape[-1]
+        if gradient is not None:
+            term.gradient = address_of(gradient)
+        if one.of_sink is not None:
+            term.of_sink = address_of(one.of_sink)
+        if one.squares is not None:
+            term.squares = address_of(one.squares)
         if one.rest is not None:
             term.rest, term.rest_is_known = address_of(one.rest.numbers), one.rest.is_known
         given.append(term)
+        held.append((one, value, gradient))
     return given, held
+
+
+def _read_matrices(of: Matrices) -> tuple[tuple[Any, int, int], tuple[Any, ...]]:
+    """The call and the addresses of its statistics for terms, and what must live as long."""
+    assert kernels is not None
+    read, arrays = call_as_read(of.call.without_value())
+    return (kernels.ReadCall(read, threads_of(of.call)), *map(address_of, of.statistics)), arrays
 
 
 def _reduce_few_rows(

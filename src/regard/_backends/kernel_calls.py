@@ -154,7 +154,9 @@ def filled(asked: Any, fields: dict[str, Any]) -> Any:
     return asked
 
 
-def threads_of(call: Call) -> int:
+def threads_of(call: Call, heads: int | None = None) -> int:
+    """How many threads share a pass over a call, or over some of its heads."""
     B, Hq, _, Lq, Lk = call.sizes
-    small = B * Hq * Lq * Lk * (call.query.shape[-1] + 1) < FEW_PRODUCTS
+    heads = B * Hq if heads is None else heads
+    small = heads * Lq * Lk * (call.query.shape[-1] + 1) < FEW_PRODUCTS
     return 1 if small else get_num_threads()

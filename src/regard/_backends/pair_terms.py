@@ -25,12 +25,31 @@ class Rest:
     is_known: bool
 
 
+@dataclass
+class Matrices:
+    """The weights of every head of a call, which terms of one question share.
+
+    Attributes:
+        call: of all of them.
+        statistics: maximum and total ``(B, Hq, Lq)`` in NumPy, contiguous; known where a term is.
+        read: what a backend makes of both when it reads the first term.
+    """
+
+    call: Call
+    statistics: tuple[Any, Any]
+    read: Any = None
+
+
+# What terms of one question share, by what it is of.
+ReadOnce = dict[Any, Matrices]
+
+
 class PairTerm(NamedTuple):
     """A summand of one matrix ``(Lq, Lk)``: a factor, and the weights or effects of a head.
 
     Attributes:
-        call: of one head, without a value.
-        statistics: of its rows in NumPy, contiguous.
+        of: the matrices of which it is one.
+        b, h: batch element and query head among them.
         coefficient: the factor.
         kind: ``"weight"``, or a kind of effect.
         value: ``(Lk, Dv)``, in the accumulating dtype; None for weights.
@@ -40,8 +59,9 @@ class PairTerm(NamedTuple):
         rest: of changes and knockouts; None where no later pass asks for it.
     """
 
-    call: Call
-    statistics: tuple[Any, Any]
+    of: Matrices
+    b: int
+    h: int
     coefficient: float = 1.0
     kind: str = "weight"
     value: Any = None
@@ -49,6 +69,11 @@ class PairTerm(NamedTuple):
     of_sink: Any = None
     squares: Any = None
     rest: Rest | None = None
+
+    @property
+    def total(self) -> Any:
+        """``(Lq,)``: the row statistic."""
+        return self.of.statistics[1][self.b, self.h]
 
 
 class RowSlopes(NamedTuple):

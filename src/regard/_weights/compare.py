@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, 
 
 import numpy as np
 
-from regard._backends.pair_terms import PairBackend, PairTerm
+from regard._backends.pair_terms import PairBackend, PairTerm, ReadOnce
 from regard._base.errors import UnsupportedError, a_type
 from regard._base.types import ArrayT
 from regard._weights.divergence_gradients import with_gradient
@@ -198,11 +198,12 @@ class Comparison(Mix[ArrayT]):
         """Has the backend measure the rows over their keys, and adds what no key has."""
         xp, own = self._xp, slice(self._rows.start, self._rows.stop, self._rows.step)
         self._prepare(self._b, self._h, self._rows)
+        read: ReadOnce = {}
         for at_b, b in enumerate(self._b):
             for at_h, h in enumerate(self._h):
                 pair = [(term.matrix, term.matrix._at(b, h, own)) for term in self._terms]
                 fields = {name: out[at_b, at_h] for name, out in found.items()}
-                of_a, of_b = (matrix._terms_of(*at) for matrix, at in pair)
+                of_a, of_b = (matrix._terms_of(*at, read) for matrix, at in pair)
                 backend.diverge(of_a, of_b, {"k": k, **fields})
                 if all(map(_are_whole, (*of_a, *of_b))):
                     continue
@@ -242,7 +243,7 @@ class Comparison(Mix[ArrayT]):
 
 def _are_whole(term: PairTerm) -> bool:
     """Whether all of each row is on its keys: no sink, and none that sees nothing."""
-    return term.call.sinks is None and bool(term.statistics[1].all())
+    return term.of.call.sinks is None and bool(term.total.min(initial=1) > 0)
 
 
 def _require_known(kind: Any, known: Collection[str], what: str) -> None:

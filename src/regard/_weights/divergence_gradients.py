@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from regard._backends.pair_terms import RowSlopes
+from regard._backends.pair_terms import ReadOnce, RowSlopes
 from regard._base.errors import UnsupportedError
 from regard._weights.differentiable import differentiable
 from regard._weights.differentiable import with_gradient as with_own_gradient
@@ -115,9 +115,12 @@ class DivergenceGradient:
         assert graph is not None
         inputs = {name: getattr(graph, name) for name in names}
         found = {name: xp.full(tuple(x.shape), 0.0, xp.dtype) for name, x in inputs.items()}
+        comparison._prepare(comparison._b, comparison._h, comparison._rows)
+        read: ReadOnce = {}
         for b in range(len(comparison._b)):
             for h, (place, coefficient) in self._heads.items():
-                own, sides = self._reader.term(b, h, self._every), self._sides(b, place)
+                own = self._reader.term(b, h, self._every, read)
+                sides = self._sides(b, place, read)
                 rows = self._slopes_of_rows(b, h, coefficient * grad[b, place])
                 some = backend.divergence_gradients(self._kind, sides, self._side, own, rows, names)
                 for name, x in found.items():
@@ -135,8 +138,8 @@ class DivergenceGradient:
         terms = self._comparison._terms
         return [(term.matrix, term.matrix._at(b, h, self._every)) for term in terms]
 
-    def _sides(self, b: int, h: int) -> list[Any]:
-        return [matrix._terms_of(*at) for matrix, at in self._places(b, h)]
+    def _sides(self, b: int, h: int, read: ReadOnce) -> list[Any]:
+        return [matrix._terms_of(*at, read) for matrix, at in self._places(b, h)]
 
     def _slopes_of_rows(self, b: int, h: int, factors: Any) -> RowSlopes:
         xp, place = self._comparison._xp, self._heads[h][0]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from regard._backends.formula import apply
-from regard._backends.pair_terms import PairBackend, PairTerm
+from regard._backends.pair_terms import PairBackend, PairTerm, ReadOnce
 from regard._base.arrays import Arrays, dtype_name, is_array, is_tensor
 from regard._base.errors import ShapeError, UnsupportedError, a_type
 from regard._base.types import ArrayT
@@ -170,12 +170,13 @@ class Effects(PairMatrix[ArrayT]):
     def _is_infinite(self) -> bool:
         """Whether a value or gradient is."""
         given = (x for x in (self._value, self._gradient) if x is not None)
-        return any(bool(self._xp.isinf(x).any()) for x in given)
+        with np.errstate(all="ignore"):  # a sum may overflow; a finite one is of finite numbers
+            return any(not math.isfinite(x.sum()) and bool(self._xp.isinf(x).any()) for x in given)
 
-    def _terms_of(self, b: int, h: int, rows: slice) -> list[PairTerm]:
+    def _terms_of(self, b: int, h: int, rows: slice, read: ReadOnce) -> list[PairTerm]:
         of_value = b if len(self._value) > 1 else 0, self._value_head(h)
         of_sink = self._reader.of_sink(b, h, rows)
-        term = self._reader.term(b, h, rows)._replace(kind=self._kind, of_sink=of_sink)
+        term = self._reader.term(b, h, rows, read)._replace(kind=self._kind, of_sink=of_sink)
         if self._kind != "change":
             value, gradient = self._value[of_value], self._gradient[b, h, rows]
             term = term._replace(value=self._xp.wide(value), gradient=self._xp.wide(gradient))
@@ -194,14 +195,14 @@ class Effects(PairMatrix[ArrayT]):
             ValueError: the output is another.
         """
         xp = self._xp
-        Lq = term.call.sizes[3]
+        Lq = len(term.total)
         sums = xp.full((Lq, 3), np.nan, "float64")
         if self._output is None or not Lq:
             return sums
         output = self._output[b, h]
         self._require_own(b, h, Lq // 2, output, term.value)
         of_rows = xp.cast((output * term.gradient).sum(-1), "float64")
-        may_be_first = xp.array(sums, 1.0 * (term.statistics[1].reshape(-1) < CLEARLY_BELOW_HALF))
+        may_be_first = xp.array(sums, 1.0 * (term.total < CLEARLY_BELOW_HALF))
         sums[:, 0] = xp.where(may_be_first > 0, np.nan, of_rows)
         sums[:, 1], sums[:, 2] = 0.0, 1.0
         return sums

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from regard._backends.pair_terms import PairBackend, PairTerm
+from regard._backends.pair_terms import PairBackend, PairTerm, ReadOnce
 from regard._base.arrays import dtype_name, is_tensor, read_array, to_numpy
 from regard._base.errors import ShapeError, a_type
 from regard._base.types import Array, ArrayT
@@ -43,8 +43,8 @@ class WeightMatrix(PairMatrix[ArrayT]):
     def _backend(self) -> PairBackend | None:
         return self._reader.backend
 
-    def _terms_of(self, b: int, h: int, rows: slice) -> list[PairTerm]:
-        return [self._reader.term(b, h, rows)]
+    def _terms_of(self, b: int, h: int, rows: slice, read: ReadOnce) -> list[PairTerm]:
+        return [self._reader.term(b, h, rows, read)]
 
     def _compute(self, b: int, h: int, rows: slice) -> Rows:
         return Rows(*self._reader.read(b, h, rows)[:3])
@@ -110,11 +110,11 @@ class Mix(PairMatrix[ArrayT]):
         whole = all(one._has_all_keys for one in matrices)
         return same.pop()[0] if len(same) == 1 and whole else None
 
-    def _terms_of(self, b: int, h: int, rows: slice) -> list[PairTerm]:
+    def _terms_of(self, b: int, h: int, rows: slice, read: ReadOnce) -> list[PairTerm]:
         return [
             term._replace(coefficient=coefficient * term.coefficient)
             for matrix, head, coefficient in self._terms
-            for term in matrix._terms_of(*matrix._at(b, h if head is None else head, rows))
+            for term in matrix._terms_of(*matrix._at(b, h if head is None else head, rows), read)
         ]
 
     def _compute(self, b: int, h: int, rows: slice) -> Rows:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 
-from regard._backends.pair_terms import PairBackend, PairTerm
+from regard._backends.pair_terms import PairBackend, PairTerm, ReadOnce
 from regard._base import loaded
 from regard._base.arrays import Arrays, accumulating_name, arrays_of, dtype_name, is_tensor
 from regard._base.settings import bytes_text, require_materializable
@@ -88,8 +88,12 @@ class PairMatrix(PairQuestions[ArrayT]):
         """The one that reduces the matrix itself, or None."""
         return None
 
-    def _terms_of(self, b: int, h: int, rows: slice) -> list[PairTerm]:
-        """Some rows of one matrix of the source, as sums that the backend computes."""
+    def _terms_of(self, b: int, h: int, rows: slice, read: ReadOnce) -> list[PairTerm]:
+        """Some rows of one matrix of the source, as sums that the backend computes.
+
+        Args:
+            read: what was read for other matrices of this question.
+        """
         raise NotImplementedError
 
     def _logarithms(self, b: int, h: int, rows: slice) -> Logarithms:
@@ -311,9 +315,10 @@ class PairMatrix(PairQuestions[ArrayT]):
         passes = _passes([fields for _, fields in asked if fields is not None])
         self._prepare(self._b, self._h, self._rows)
         rows = slice(self._rows.start, self._rows.stop, self._rows.step)
+        read: ReadOnce = {}
         for at_b, b in enumerate(self._b):
             for at_h, h in enumerate(self._h):
-                terms = self._terms_of(b, h, rows)
+                terms = self._terms_of(b, h, rows, read)
                 for fields in passes:
                     own = {
                         name: x if isinstance(x, (int, tuple)) else x[at_b, at_h]

@@ -98,6 +98,10 @@ class StatisticsCache:
         maximum, total = (x[place.slices].contiguous() for x in self._kept)
         return maximum, total
 
+    def kept(self, place: Place) -> tuple[np.ndarray, np.ndarray]:
+        """As ``of``, with zeros where nothing is kept; none is computed."""
+        return self._in_numpy(place)
+
     def _in_numpy(self, place: Place) -> tuple[np.ndarray, np.ndarray]:
         assert self._kept is not None
         maximum, total = (np.ascontiguousarray(to_numpy(x)[place.slices]) for x in self._kept)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from regard._backends.pair_terms import PairBackend, PairTerm
+from regard._backends.pair_terms import Matrices, PairBackend, PairTerm, ReadOnce
 from regard._base.arrays import arrays_of
+from regard._base.deferred import DeferredArray
 from regard._call.visible import Visibility
 from regard._weights.statistics import sink_weights
 from regard._weights.statistics_cache import Place
@@ -70,10 +71,25 @@ class WeightReader:
         found = self.weights._statistics.backend
         return found if isinstance(found, PairBackend) else None
 
-    def term(self, b: int, h: int, rows: slice) -> PairTerm:
-        """Rows of a matrix for the backend."""
-        part = self.weights._head(b, h).part(rows)
-        return PairTerm(part._call.in_memory(), part._statistics.of(part._place))
+    def term(self, b: int, h: int, rows: slice, read: ReadOnce) -> PairTerm:
+        """Rows of a matrix for the backend, which has been prepared for them.
+
+        Args:
+            read: what was read for other terms of this question.
+        """
+        call = self.weights._call
+        # What is read of every head must not be more than the heads that are asked for.
+        alone = type(call.query) is DeferredArray or (
+            call.mask is not None and call.mask.shape[1] > 1
+        )
+        at = (b, h) if alone else None
+        key = id(self.weights), at, rows.start, rows.stop, rows.step
+        if (found := read.get(key)) is None:
+            whole = self.weights._head(b, h) if alone else self.weights
+            part = whole._cut(rows)
+            known = part._statistics.kept(part._place)
+            found = read[key] = Matrices(part._call.in_memory(), known)
+        return PairTerm(found, 0, 0) if alone else PairTerm(found, b, h)
 
     def of_sink(self, b: int, h: int, rows: slice) -> Any:
         """``(rows,)`` float64: the weight of the sink in some rows; None where there is none."""
