@@ -220,7 +220,14 @@ static bool bin_attends(const Reduce& r, int64_t head, int64_t row_bin, int64_t 
 template <class E>
 static int64_t collect_bytes(const Reduce& r) {
   const int64_t pairs = chunks_of<E>(r) * r.n * int64_t(sizeof(Pair));
-  return pairs > r.bins[1] ? pairs : r.bins[1];
+  const int64_t bins = r.bins[1] + E::lanes;  // and what is read past the last
+  return pairs > bins ? pairs : bins;
+}
+
+// The lanes of some bins that are seen, of a byte for each.
+template <class Real>
+static inline Int<Real> seen_lanes(const uint8_t* seen) {
+  return __builtin_convertvector(read<typename Simd<Real>::Byte>(seen), Int<Real>) != 0;
 }
 
 // Merges the heatmaps of a head's chunks, takes logarithms, and sets bins without a visible pair to
@@ -267,14 +274,15 @@ __attribute__((hot, noinline)) static void collect_heatmap(const Reduce& r, int6
     }
     for (int64_t x = seen_low; r.bin_step[1] > 1 && x < seen_high; ++x)  // which have any key
       seen[x] &= first_of_bin(r, 1, x) < first_of_bin(r, 1, x + 1);
-    constexpr int n = E::lanes;
-    for (int64_t x = seen_low; x < seen_high; x += n) {
+    std::fill(row, row + seen_low, Real(nan));
+    for (int64_t x = seen_low; x < seen_high; x += E::lanes) {
       char* const at = (char*)(row + x);
       const Vec<Real> part = numbers<Real, real_type<Real>>(at, seen_high - x);
       const Vec<Real> logs = mass ? log(part / Real(queries)) : part * Real(kLn2);
-      put<Real, real_type<Real>>(at, logs, seen_high - x);
+      const Vec<Real> found = seen_lanes<Real>(seen + x) ? logs : broadcast(Real(nan));
+      put<Real, real_type<Real>>(at, found, seen_high - x);
     }
-    for (int64_t x = 0; x < C; ++x) row[x] = seen[x] ? row[x] : Real(nan);
+    std::fill(row + (seen_high > seen_low ? seen_high : C), row + C, Real(nan));
     if (p.mask || p.key_ids || any_cut(p))
       for (int64_t x = 0; x < C; ++x)
         if (row[x] == -kInf<Real> && !bin_attends<E>(r, head, y, x, false)) row[x] = Real(nan);

@@ -63,7 +63,7 @@ struct PairChunk {
     const int64_t cells = has_picture(x) ? (rows * x.bins[0] / x.extent[0] + 2) * x.bins[1] : 0;
     received = scratch.take<Real>(x.received || x.received_max ? x.Lk : 0);
     pooled_max = scratch.take<Real>(x.pooled_max ? cells : 0);
-    seen = scratch.take<uint8_t>(cells);
+    seen = scratch.take<uint8_t>(cells + E::lanes);  // and what is read past the last
     sum = scratch.take<double>(x.pooled_mean ? cells : 0);
     unmasked = scratch.take<double>(x.pooled_mean ? cells : 0);
     pairs = scratch.take<SignedPair>(x.n);
@@ -373,48 +373,52 @@ static void run_reduce_pairs(const void* pass, int64_t task, char* memory, const
   for (int64_t i = 0; i < r.count; ++i) chunk.pairs[i] = r.pairs[i];
 }
 
-// Merges a row of bins of the chunks whose rows it has, in memory of four rows of numbers.
+// Merges a row of bins of the chunks from `from` to `end`, which have its rows.
 template <class E>
 __attribute__((hot, noinline)) static void collect_bins(const PairMatrix& x, int64_t row,
-                                                        double* memory) {
+                                                        const PairChunk<E>* from,
+                                                        const PairChunk<E>* end) {
   typedef typename E::Real Real;
   typedef FoldLargest<Real> Largest;
   const int64_t C = x.bins[1];
-  double *const sum = memory, *const unmasked = memory + C;
-  Real* const largest = (Real*)(memory + 2 * C);
-  uint8_t* const seen = (uint8_t*)(memory + 3 * C);
-  std::memset((void*)memory, 0, size_t(4 * C) * sizeof(double));
-  // Numbers of `largest` from i on, and where they go.
-  const auto in_vectors = [&](auto each) {
-    for (int64_t i = 0; x.pooled_max && i < C; i += E::lanes)
-      each(i, int(C - i < E::lanes ? C - i : E::lanes));
-  };
-  const auto kept = [](const Real* from, int n) {
-    return (typename Largest::Kept)numbers<Real, real_type<Real>>((const char*)from, n);
-  };
-  for (int64_t c = 0; c < pair_chunks<E>(x); ++c) {
-    const PairChunk<E> chunk = pair_chunk<E>(x, c);
-    const int64_t at = (row - chunk.first_bin) * C;
-    if (at < 0 || row > bin_of(chunk.end - 1, x.extent[0], x.bins[0])) continue;
-    for (int64_t i = 0; i < C; ++i) seen[i] |= chunk.seen[at + i];
-    in_vectors([&](int64_t i, int n) {
-      const auto both = Largest::both(kept(largest + i, n), kept(chunk.pooled_max + at + i, n));
-      put<Real, real_type<Real>>((char*)(largest + i), (Vec<Real>)both, n);
-    });
-    for (int64_t i = 0; x.pooled_mean && i < C; ++i)
-      sum[i] += chunk.sum[at + i], unmasked[i] += chunk.unmasked[at + i];
-  }
-  in_vectors([&](int64_t i, int n) {
-    char* const to = (char*)((Real*)x.pooled_max + row * C + i);
-    put<Real, real_type<Real>>(to, Largest::number(kept(largest + i, n)), n);
-  });
-  const Real nan = std::numeric_limits<Real>::quiet_NaN();
-  for (int64_t i = 0; i < C; ++i) {
-    if (x.pooled_max && !seen[i]) ((Real*)x.pooled_max)[row * C + i] = nan;
-    if (x.pooled_mean)
-      ((Real*)x.pooled_mean)[row * C + i] = seen[i] ? Real(sum[i] / unmasked[i]) : nan;
+  const Vec<Real> nan = broadcast(std::numeric_limits<Real>::quiet_NaN());
+  for (int64_t i = 0; i < C; i += E::lanes) {
+    const int n = int(C - i < E::lanes ? C - i : E::lanes);
+    Int<Real> seen = {};
+    typename Largest::Kept largest = {};
+    double sum[E::lanes] = {}, unmasked[E::lanes] = {};
+    for (const PairChunk<E>* chunk = from; chunk < end; ++chunk) {
+      const int64_t at = (row - chunk->first_bin) * C + i;
+      seen |= seen_lanes<Real>(chunk->seen + at);
+      if (x.pooled_max)
+        largest = Largest::both(largest, (typename Largest::Kept)numbers<Real, real_type<Real>>(
+                                             (const char*)(chunk->pooled_max + at), n));
+      for (int j = 0; x.pooled_mean && j < n; ++j)
+        sum[j] += chunk->sum[at + j], unmasked[j] += chunk->unmasked[at + j];
+    }
+    const auto write = [&](void* bins, Vec<Real> found) {
+      put<Real, real_type<Real>>((char*)((Real*)bins + row * C + i), seen ? found : nan, n);
+    };
+    if (x.pooled_max) write(x.pooled_max, Largest::number(largest));
+    if (!x.pooled_mean) continue;
+    Vec<Real> mean;
+    for (int j = 0; j < E::lanes; ++j) mean[j] = Real(sum[j] / unmasked[j]);
+    write(x.pooled_mean, mean);
   }
 }
+
+// The chunks of a matrix, and the strongest pairs of all of them.
+template <class E>
+struct Collected {
+  int64_t count;
+  PairChunk<E>* chunks;
+  SignedPair* pairs;
+
+  Collected(const PairMatrix& x, Scratch& scratch)
+      : count(pair_chunks<E>(x)),
+        chunks(scratch.take<PairChunk<E>>(count)),
+        pairs(scratch.take<SignedPair>(count * x.n)) {}
+};
 
 // Compiled for size, as `run_collect`.
 template <class E>
@@ -422,12 +426,20 @@ __attribute__((cold)) static void run_collect_pairs(const void* pass, int64_t, c
                                                     const Stop&) {
   typedef typename E::Real Real;
   const PairMatrix& x = *(const PairMatrix*)pass;
-  for (int64_t row = 0; has_picture(x) && row < x.bins[0]; ++row)
-    collect_bins<E>(x, row, (double*)memory);
-  SignedPair* const all = (SignedPair*)memory;
+  Scratch scratch(memory);
+  const Collected<E> of(x, scratch);
+  for (int64_t c = 0; c < of.count; ++c) of.chunks[c] = pair_chunk<E>(x, c);
+  const PairChunk<E>*from = of.chunks, *const last = of.chunks + of.count;
+  for (int64_t row = 0; has_picture(x) && row < x.bins[0]; ++row) {
+    while (from < last && bin_of(from->end - 1, x.extent[0], x.bins[0]) < row) ++from;
+    const PairChunk<E>* end = from;
+    while (end < last && end->first_bin <= row) ++end;
+    collect_bins(x, row, from, end);
+  }
+  SignedPair* const all = of.pairs;
   int64_t count = 0;
-  for (int64_t c = 0; c < pair_chunks<E>(x); ++c) {
-    const PairChunk<E> chunk = pair_chunk<E>(x, c);
+  for (const PairChunk<E>* one = of.chunks; one < last; ++one) {
+    const PairChunk<E>& chunk = *one;
     for (int64_t j = 0; x.received && j < x.Lk; ++j) x.received[j] += double(chunk.received[j]);
     for (int64_t j = 0; x.received_max && j < x.Lk; ++j)
       x.received_max[j] = LargerInSize()(x.received_max[j], double(chunk.received[j]));
@@ -452,9 +464,9 @@ static Job reduce_pairs(const PairMatrix& x) {
 
 static Job collect_pairs(const PairMatrix& x) {
   return by_computed<Job>(x.terms[0].problem->type, [&]<class E>(E) -> Job {
-    const int64_t pairs = pair_chunks<E>(x) * x.n * int64_t(sizeof(SignedPair));
-    const int64_t bins = has_picture(x) ? 4 * x.bins[1] * int64_t(sizeof(double)) : 0;
-    return {1, pairs > bins ? pairs : bins, run_collect_pairs<E>, &x};
+    Scratch scratch(nullptr);
+    const Collected<E> memory(x, scratch);
+    return {1, scratch.taken(), run_collect_pairs<E>, &x};
   });
 }
 

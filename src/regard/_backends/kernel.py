@@ -23,7 +23,7 @@ from regard._backends.kernel_calls import (
     kernels,
     threads_of,
 )
-from regard._backends.pair_terms import Matrices, PairTerm, RowSlopes
+from regard._backends.pair_terms import Matrices, PairTerm, RowSlopes, Terms
 from regard._backends.part_gradients import add_gradients as by_formula
 from regard._backends.strongest import first_rows, largest_weights, rows_that_may_count
 from regard._base import loaded
@@ -110,14 +110,14 @@ class Kernel:
     def gather(self, call: Call, statistics: tuple[Any, Any], queries: Any, keys: Any) -> Any:
         return gather(call, *statistics, queries, keys)
 
-    def reduce_pairs(self, terms: Sequence[PairTerm], fields: dict[str, Any]) -> None:
-        reduce_pairs(terms, fields)
+    def reduce_pairs(self, matrices: Sequence[tuple[Terms, dict[str, Any]]]) -> None:
+        reduce_pairs(matrices)
 
-    def diverge(self, a: Sequence[PairTerm], b: Sequence[PairTerm], fields: dict[str, Any]) -> None:
-        diverge(a, b, fields)
+    def diverge(self, pairs: Sequence[tuple[Terms, Terms, dict[str, Any]]]) -> None:
+        diverge(pairs)
 
     def divergence_gradients(
-        self, kind: str, sides: Sequence[Sequence[PairTerm]], side: int, own: PairTerm,
+        self, kind: str, sides: Sequence[Terms], side: int, own: PairTerm,
         rows: RowSlopes, needed: Collection[str],
     ) -> dict[str, Any]:  # fmt: skip
         return divergence_gradients(kind, sides, side, own, rows, needed)
@@ -262,27 +262,38 @@ def gather(call: Call, maximum: Any, total: Any, queries: np.ndarray, keys: np.n
     return out
 
 
-def reduce_pairs(terms: Sequence[PairTerm], fields: dict[str, Any]) -> None:
+def reduce_pairs(matrices: Sequence[tuple[Terms, dict[str, Any]]]) -> None:
     """See ``regard._backends.pair_terms.PairBackend``."""
     assert kernels is not None
-    given, _held = _read_terms(terms)
-    asked = filled(kernels.PairsAsked(), fields)
-    kernels.reduce_pairs(given, asked, threads_of(terms[0].of.call, heads=1))
-    for term in terms:
-        if term.rest is not None:
-            term.rest.is_known = True
+    # All are read before a pass takes the caches: reading the next one would take far longer then.
+    passes = [
+        (*_read_terms(terms), filled(kernels.PairsAsked(), fields), _threads_of(terms))
+        for terms, fields in matrices
+    ]
+    for (given, _held, asked, threads), (terms, _) in zip(passes, matrices):
+        kernels.reduce_pairs(given, asked, threads)
+        for term in terms:
+            if term.rest is not None:
+                term.rest.is_known = True
 
 
-def diverge(a: Sequence[PairTerm], b: Sequence[PairTerm], fields: dict[str, Any]) -> None:
+def diverge(pairs: Sequence[tuple[Terms, Terms, dict[str, Any]]]) -> None:
     """See ``regard._backends.pair_terms.PairBackend``."""
     assert kernels is not None
-    (of_a, _held_a), (of_b, _held_b) = _read_terms(a), _read_terms(b)
-    asked = filled(kernels.DivergencesAsked(), fields)
-    kernels.diverge(of_a, of_b, asked, threads_of(a[0].of.call, heads=1))
+    passes = [
+        (_read_terms(a), _read_terms(b), filled(kernels.DivergencesAsked(), fields), _threads_of(a))
+        for a, b, fields in pairs
+    ]
+    for (of_a, _held_a), (of_b, _held_b), asked, threads in passes:
+        kernels.diverge(of_a, of_b, asked, threads)
+
+
+def _threads_of(terms: Terms) -> int:
+    return threads_of(terms[0].of.call, heads=1)
 
 
 def divergence_gradients(
-    kind: str, sides: Sequence[Sequence[PairTerm]], side: int, own: PairTerm, rows: RowSlopes,
+    kind: str, sides: Sequence[Terms], side: int, own: PairTerm, rows: RowSlopes,
     needed: Collection[str],
 ) -> dict[str, Any]:  # fmt: skip
     """See ``regard._backends.pair_terms.PairBackend``; of tensors."""
@@ -301,7 +312,7 @@ def divergence_gradients(
     return dict(zip(("query", "key", "value", "bias", "sinks"), found))
 
 
-def _read_terms(terms: Sequence[PairTerm]) -> tuple[list[Any], list[Any]]:
+def _read_terms(terms: Terms) -> tuple[list[Any], list[Any]]:
     """The terms as the kernels read them, and the arrays that must live as long."""
     assert kernels is not None
     given, held = [], []

@@ -76,6 +76,9 @@ class PairTerm(NamedTuple):
         return self.of.statistics[1][self.b, self.h]
 
 
+Terms = Sequence[PairTerm]
+
+
 class RowSlopes(NamedTuple):
     """What the gradient of a divergence has of every row, ``(Lq,)`` tensors.
 
@@ -96,30 +99,30 @@ class PairBackend(Protocol):
 
     pair_kinds: frozenset[str]
 
-    def reduce_pairs(self, terms: Sequence[PairTerm], fields: dict[str, Any]) -> None:
-        """Fills arrays with reductions of one matrix, in one pass.
+    def reduce_pairs(self, matrices: Sequence[tuple[Terms, dict[str, Any]]]) -> None:
+        """Fills arrays with reductions of matrices, each in one pass.
 
         Args:
-            terms: of one size and dtype, of the kinds that it knows.
-            fields: numbers, and result arrays: ``k``, ``top_values`` and ``top_keys`` ``(Lq, k)``;
+            matrices: for each its terms, of one size and dtype, of the kinds that it knows; and by
+                name numbers, and result arrays: ``k``, ``top_values`` and ``top_keys`` ``(Lq, k)``;
                 ``n``, ``pair_query``, ``pair_key`` and ``pair_value`` ``(n,)``; ``received`` or
                 ``received_max`` ``(Lk,)`` float64, zeros; ``bins``, and of that shape
                 ``pooled_max`` and ``pooled_mean``, with the ``extent`` that bins divide. What is
                 largest is so in size, and has its sign.
         """
 
-    def diverge(self, a: Sequence[PairTerm], b: Sequence[PairTerm], fields: dict[str, Any]) -> None:
+    def diverge(self, pairs: Sequence[tuple[Terms, Terms, dict[str, Any]]]) -> None:
         """Fills arrays with how far the rows of two sums of weights are apart, over their keys.
 
         Args:
-            a, b: terms of one size and dtype, all weights.
-            fields: float64 ``(Lq,)``: ``kl``, ``Σ a ln(a/b) − a + b``, and ``reverse_kl``;
+            pairs: for each both sums, terms of one size and dtype, all weights; and by name float64
+                ``(Lq,)``: ``kl``, ``Σ a ln(a/b) − a + b``, and ``reverse_kl``;
                 ``jensen_shannon``, ``total_variation``, and with ``k`` the ``overlap``, as in
                 ``regard.compare``.
         """
 
     def divergence_gradients(
-        self, kind: str, sides: Sequence[Sequence[PairTerm]], side: int, own: PairTerm,
+        self, kind: str, sides: Sequence[Terms], side: int, own: PairTerm,
         rows: RowSlopes, needed: Collection[str],
     ) -> dict[str, Any]:  # fmt: skip
         """The gradient of a divergence by what one term's weights are made of, for finite tensors.

@@ -199,20 +199,26 @@ class Comparison(Mix[ArrayT]):
         xp, own = self._xp, slice(self._rows.start, self._rows.stop, self._rows.step)
         self._prepare(self._b, self._h, self._rows)
         read: ReadOnce = {}
-        for at_b, b in enumerate(self._b):
-            for at_h, h in enumerate(self._h):
-                pair = [(term.matrix, term.matrix._at(b, h, own)) for term in self._terms]
-                fields = {name: out[at_b, at_h] for name, out in found.items()}
-                of_a, of_b = (matrix._terms_of(*at, read) for matrix, at in pair)
-                backend.diverge(of_a, of_b, {"k": k, **fields})
+        for some in self._matrices_at_once():
+            sides = [
+                [
+                    (term.matrix, term.matrix._at(self._b[b], self._h[h], own))
+                    for term in self._terms
+                ]
+                for b, h in some
+            ]
+            terms = [[matrix._terms_of(*at, read) for matrix, at in pair] for pair in sides]
+            fields = ({"k": k, **{name: x[at] for name, x in found.items()}} for at in some)
+            backend.diverge([(of_a, of_b, into) for (of_a, of_b), into in zip(terms, fields)])
+            for at, pair, (of_a, of_b) in zip(some, sides, terms):
                 if all(map(_are_whole, (*of_a, *of_b))):
                     continue
-                none = [matrix._elsewhere(*at) for matrix, at in pair]
+                none = [matrix._elsewhere(*place) for matrix, place in pair]
                 if not any((share != 0).any() for share in none):
                     continue
                 no_key = BothRows.of_no_key(xp, *none)
                 for name in MEASURES.keys() & found.keys():
-                    found[name][at_b, at_h] += MEASURES[name](no_key)
+                    found[name][at] += MEASURES[name](no_key)
         for name in MEASURES.keys() & found.keys():
             found[name] = xp.where(found[name] < 0, 0.0, found[name])
 

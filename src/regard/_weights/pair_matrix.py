@@ -29,6 +29,7 @@ Pick: TypeAlias = int | np.integer[Any] | slice | EllipsisType
 
 BLOCK = 2**18  # numbers of a block of rows: 1 MB of float32
 LOWEST, TALLEST = 64, 512  # rows of one
+TOKENS = 2**16  # whose operands are held at once
 
 
 class Rows(NamedTuple):
@@ -316,16 +317,25 @@ class PairMatrix(PairQuestions[ArrayT]):
         self._prepare(self._b, self._h, self._rows)
         rows = slice(self._rows.start, self._rows.stop, self._rows.step)
         read: ReadOnce = {}
-        for at_b, b in enumerate(self._b):
-            for at_h, h in enumerate(self._h):
-                terms = self._terms_of(b, h, rows, read)
+        for some in self._matrices_at_once():
+            matrices = []
+            for at_b, at_h in some:
+                terms = self._terms_of(self._b[at_b], self._h[at_h], rows, read)
                 for fields in passes:
                     own = {
                         name: x if isinstance(x, (int, tuple)) else x[at_b, at_h]
                         for name, x in fields.items()
                     }
-                    backend.reduce_pairs(terms, own)
+                    matrices.append((terms, own))
+            backend.reduce_pairs(matrices)
         return [one for one, fields in asked if fields is None]
+
+    def _matrices_at_once(self) -> Iterator[list[tuple[int, int]]]:
+        """Places of matrices whose operands are held together: of a long one, its own alone."""
+        places = [(b, h) for b in range(len(self._b)) for h in range(len(self._h))]
+        step = max(1, TOKENS // max(1, len(self._rows) + self._width))
+        for low in range(0, len(places), step):
+            yield places[low : low + step]
 
     @property
     def _has_all_keys(self) -> bool:
