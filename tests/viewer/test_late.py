@@ -262,3 +262,14 @@ def test_effects_that_are_half_read_are_asked_for_once_at_a_time(serve, open_pag
     before = len(page.requests)
     page.wait_for_timeout(2300)
     assert 1 <= len(asked(page, "heads", before)) <= 3
+
+
+def test_lines_of_a_tile_that_the_map_no_longer_needs_are_drawn(serve, open_page):
+    page = open_page(f"{serve(spoken())}#L0H0&query=5&key=2&unit=token")
+    is_chosen(page, 5, 2)
+    with held(page, "/data/tile.*head=1"):
+        page.keyboard.press("]")
+        is_said(page, "L0H1")
+        page.keyboard.press("v")
+        page.wait_for_selector(".regard-lines:visible")
+    is_drawn(page, "L0 heads 1 query 5 key 2")

@@ -2,6 +2,7 @@
 // coverage: number}: over HTTP, from a notebook's kernel, or computed here (offline/local.js).
 
 import { takeLost } from "./lost.js";
+import { isAbort } from "./watch.js";
 
 /** @import { Lost } from "./lost.js" */
 
@@ -372,7 +373,15 @@ export class Source {
       return known;
     }
     const pending = /** @type {Promise<Answer> | undefined} */ (this.pending.get(name));
-    if (pending) return pending;
+    if (pending) {
+      try {
+        return await pending;
+      } catch (error) {
+        // Who asked first no longer needs it.
+        if (!isAbort(error) || signal?.aborted) throw error;
+        return this.#get(path, parameters, signal, decode);
+      }
+    }
     const promise = this.request(path, sent(parameters), signal).then(decode);
     this.pending.set(name, promise);
     try {

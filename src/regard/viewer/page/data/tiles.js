@@ -177,7 +177,7 @@ export class Tiles {
     } catch (error) {
       if (flight.signal.aborted) return;
       rest = TILE_AGAIN_MS;
-      if (isAbort(error)) return; // another asked for the same, and no longer needs it
+      if (isAbort(error)) return; // the page has ended
       this.error = error;
       rest = TILE_RETRY_MS;
       this.changed();
