@@ -1,6 +1,7 @@
 """One HTML file that needs no server, no network and no trust in its tokens."""
 
 import base64
+import html
 import math
 import re
 from pathlib import Path
@@ -156,6 +157,25 @@ class TestPage:
         page = exported(recording())
         shown(page)
         assert page.requests == [page.file.as_uri()]
+
+    @pytest.mark.parametrize("sandbox", ["", " sandbox=allow-scripts"])
+    def test_in_a_frame_without_an_address_it_works(self, open_page, tmp_path, sandbox):
+        path, outer = tmp_path / "page.html", tmp_path / "outer.html"
+        recording().export(path)
+        inner = html.escape(path.read_text("utf-8"))
+        outer.write_text(
+            f"<!doctype html><meta charset=utf-8><link rel=icon href=data:,><iframe{sandbox}"
+            f' style="width: 1200px; height: 650px" srcdoc="{inner}"></iframe>',
+            "utf-8",
+        )
+        page = open_page(outer.as_uri(), offline=True)
+        frame = page.frame_locator("iframe")
+        frame.locator(".regard-head").nth(6).click()
+        frame.locator("[role=status]", has_text="L1H2 · query 23").wait_for()
+        frame.locator(".regard-map-stage").press("ArrowUp")
+        frame.locator("[role=status]", has_text="query 22").wait_for()
+        frame.locator("body").press("v")
+        frame.locator(".regard-lines[data-shown^='L1 heads 2 query 22']").wait_for()
 
     @pytest.mark.parametrize("part", [0.999, 0.3])
     def test_a_file_that_was_cut_says_so(self, open_page, tmp_path, part):

@@ -350,7 +350,12 @@ export class Selection extends EventTarget {
    * @param {Fields} fields
    */
   #write(how, fields) {
-    history[how](null, "", toHash(this.about, fields));
+    try {
+      history[how](null, "", toHash(this.about, fields));
+    } catch (error) {
+      // A frame of another page may have no address, and some browsers refuse many changes.
+      if (!(error instanceof DOMException)) throw error;
+    }
     this.hash = location.hash;
   }
 
