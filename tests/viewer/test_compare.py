@@ -349,6 +349,22 @@ def test_the_controls_take_one_row(open_map):
         assert page.get_by_label("with layer").is_visible() == bool(way)
 
 
+def test_names_of_texts_leave_the_other_head_its_controls(serve, open_page):
+    names = [
+        f"The animal did not cross the street, for it was too {end}" for end in ("far", "wide")
+    ]
+    address = serve(spoken(), spoken(seed=1), names=names)
+    page = open_page(f"{address}#L0H1&compare=side&other=L0H1@1", shared=False)
+    swap, centre = (
+        page.get_by_role("button", name="Swap both heads"),
+        page.locator(".regard-centre"),
+    )
+    for width in (320, 412, 700, 820, 1000, 1180, 1280):
+        page.set_viewport_size({"width": width, "height": 720})
+        control, around = swap.bounding_box(), centre.bounding_box()
+        assert control["x"] + control["width"] <= around["x"] + around["width"], width
+
+
 def test_the_heads_say_how_much_they_changed(open_map):
     shares = (0.0, 0.02, 0.01)
     page = open_map(resting(TIRED, shares), resting(SOFT, shares), hash="L0H0")

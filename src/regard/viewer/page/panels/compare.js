@@ -38,6 +38,7 @@ export function makeCompare(context) {
   swap.title = "Swap both heads";
   swap.setAttribute("aria-label", "Swap both heads");
   swap.addEventListener("click", () => swapHeads(context).catch(unlessSaid));
+  recording.element.classList.add("regard-recording");
   recording.fill(about.recordings.map((_, n) => [n, labelOfRecording(about, n)]));
   const other = make(
     "div",
