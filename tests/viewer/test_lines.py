@@ -17,6 +17,12 @@ PALETTE = (PAGE / "drawing" / "palette.js").read_text()
 # What the columns show beside each token while another one is pointed at.
 SHARES = """(side) => [...document.querySelectorAll(`.regard-lines-${side} .regard-lines-token`)]
   .map((node) => node.querySelector(".regard-lines-shares").textContent)"""
+# How far each number is inside the panel: from its left edge, and less than 0 from its right one.
+EDGES = """() => [...document.querySelectorAll(".regard-lines-place")].map((node) => {
+  const [own, row] = [node, node.parentElement].map((one) => one.getBoundingClientRect());
+  const all = document.querySelector(".regard-lines").getBoundingClientRect();
+  return [own.left - Math.max(row.left, all.left), own.right - Math.min(row.right, all.right)];
+})"""
 # Linear light, as each kind of colour blindness sees it (Machado 2009, of full severity).
 SEEN_AS = [
     np.eye(3),
@@ -126,6 +132,18 @@ def test_of_many_heads_the_largest_shares_are_beside_their_token(show):
         assert [text for text, _ in shares] == percents(exact)[: len(shares)]
         assert all(is_whole for _, is_whole in shares)
         assert len(shares) > 1 or query < 2
+
+
+def test_long_tokens_leave_their_numbers_room_in_a_window_of_any_width(show):
+    recording = spoken([" WWWWWWWWWWWWWWWW", *SENTENCE[1:], " internationally"])
+    page = show(recording, "L0H1&query=8&key=0", shared=False)
+    is_drawn(page, "L0 heads 1 query 8 key 0")
+    for width in (320, 360, 412, 700, 1000, 1280):
+        page.set_viewport_size({"width": width, "height": 800})
+        edges = page.evaluate(EDGES)
+        assert len(edges) == 2 * 9
+        assert min(left for left, _ in edges) >= 0, width
+        assert max(right for _, right in edges) <= 0, width
 
 
 def test_a_click_chooses_a_token_everywhere(show):
