@@ -113,6 +113,32 @@ def test_the_address_says_what_is_chosen_and_back_undoes_it(show):
     assert page.locator(".regard-steps").is_visible()
 
 
+@pytest.mark.parametrize(
+    ("place", "focus", "keys", "held"),
+    [
+        ("", ".regard-map-stage", (), "ArrowUp"),
+        ("", ".regard-map-stage", ("Shift",), "ArrowUp"),
+        ("", ".regard-token[tabindex='0']", ("Shift",), "ArrowLeft"),
+        ("&view=steps", "[data-step=scores] [tabindex='0']", (), "ArrowUp"),
+        ("&view=lines", ".regard-lines-query [tabindex='0']", ("Shift",), "ArrowUp"),
+    ],
+)
+def test_a_key_that_is_held_down_is_one_step_for_back(show, place, focus, keys, held):
+    page = show(spoken(), f"L1H2&query=7&key=1{place}", shared=False)
+    is_chosen(page, 7, 1)
+    page.locator(focus).first.focus()
+    before = page.evaluate("history.length")
+    for key in keys:
+        page.keyboard.down(key)
+    for _ in range(5):
+        page.keyboard.down(held)
+    page.keyboard.up(held)
+    page.wait_for_function("() => !/query=7&key=1(&|$)/.test(location.hash)")
+    assert page.evaluate("history.length") == before + 1
+    page.go_back()
+    page.wait_for_function("() => /query=7&key=1(&|$)/.test(location.hash)")
+
+
 def test_a_nonsense_address_opens_what_exists_nearest_to_it(show):
     page = show(spoken(), "L99H3&query=1e9&key=abc&view=%ZZ&plane=<b>&other=L9H9@9&zoom=NaN")
     is_said(page, "query 7 ")

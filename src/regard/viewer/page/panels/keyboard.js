@@ -42,10 +42,20 @@ export function listenToKeys(context, parts, target, signal) {
     if (at instanceof Element && (at.closest(TYPED) || at.closest("dialog"))) return;
     const presses = at instanceof Element && at.closest(PRESSED);
     if (event.key === "Enter" && presses) return;
-    selection.repeats = event.repeat;
     if (acts(event, context, parts)) event.preventDefault();
-    selection.repeats = false;
   };
+  // Before any panel hears of the key, and until all that it does has begun.
+  const pressed = (/** @type {KeyboardEvent} */ event) => {
+    selection.repeats = event.repeat;
+    if (!event.repeat) return;
+    setTimeout(() => {
+      selection.repeats = false;
+    });
+  };
+  target.addEventListener("keydown", (event) => pressed(/** @type {KeyboardEvent} */ (event)), {
+    capture: true,
+    signal,
+  });
   target.addEventListener("keydown", (event) => down(/** @type {KeyboardEvent} */ (event)), {
     signal,
   });
