@@ -116,6 +116,21 @@ def test_a_failure_is_told_to_the_page_too(widget, monkeypatch):
     assert content == {"id": 3, "error": "ZeroDivisionError: division by zero"}
 
 
+def test_an_interrupt_is_told_to_the_page(widget, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    line = Line(widget)
+    monkeypatch.setattr(widget._answers, "answer", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        widget._answer(widget, {"id": 3, "path": "about", "parameters": {}}, [])
+    (content, _), *_ = line.sent
+    assert content["id"] == 3
+    assert content["error"] == (
+        "The notebook's kernel was interrupted while it computed this: try again."
+    )
+
+
 NOTEBOOK = """
 const heard = [];
 const model = {

@@ -74,8 +74,11 @@ class RecordingWidget(anywidget.AnyWidget):
         request_id = content["id"]
         try:
             answer = self._answers.answer(str(content["path"]), _query(content["parameters"]))
-        except Exception as error:  # the page waits for a response, whatever went wrong
-            self.send({"id": request_id, "error": f"{type(error).__name__}: {error}"})
+        except BaseException as error:  # the page waits for a response, whatever went wrong
+            told = f"{type(error).__name__}: {error}"
+            if isinstance(error, KeyboardInterrupt):
+                told = "The notebook's kernel was interrupted while it computed this: try again."
+            self.send({"id": request_id, "error": told})
             raise
         if answer.status == 200:
             self.send({"id": request_id, "coverage": answer.coverage}, buffers=[answer.body])
