@@ -340,8 +340,8 @@ def test_a_port_that_is_taken_is_said_in_one_line(regard, planted_file, monkeypa
         port = viewer.address.split(":")[2].split("/")[0]
         result = regard("view", planted_file, "--no-open", "--port", port)
     assert (result.code, result.out) == (1, "")
-    assert f"port {port} cannot be used" in result.err
-    assert "Leave --port out" in result.err
+    assert f"port {port} cannot be used: [Errno" in result.err
+    assert "in use. Leave --port out" in result.err
     assert result.err.count("\n") == 1
 
 

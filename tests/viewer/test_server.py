@@ -432,9 +432,10 @@ def test_a_loop_that_outlives_the_closing_ends_well(recording, monkeypatch):
 
 def test_a_port_that_is_taken_is_an_error_and_leaves_nothing_behind(recording):
     with view(recording, open_browser=False) as viewer:
-        threads = threading.active_count()
-        with pytest.raises(OSError, match="in use"):
-            view(recording, open_browser=False, port=urlsplit(viewer.address).port)
+        threads, port = threading.active_count(), urlsplit(viewer.address).port
+        told = f"viewer: port {port} cannot be used: .* in use; port=0 takes a free one"
+        with pytest.raises(OSError, match=told):
+            view(recording, open_browser=False, port=port)
         assert threading.active_count() == threads
 
 

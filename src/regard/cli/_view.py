@@ -224,9 +224,10 @@ def _viewer(
 
     try:
         return Viewer(recordings, names, options.port, readings, _corpus(options))
-    except (OSError, OverflowError) as error:
+    except OSError as error:
+        why = error.__cause__ if isinstance(error.__cause__, OSError) else error
         raise CommandError(
-            f"port {options.port} cannot be used: {one_line(error)}. Leave --port out to take a"
+            f"port {options.port} cannot be used: {one_line(why)}. Leave --port out to take a"
             " free one."
         ) from error
     except ValueError as error:

@@ -161,9 +161,10 @@ def _bound(port: int) -> socket.socket:
     try:
         bound.bind((HOST, port))
         bound.listen(BACKLOG)
-    except OSError:
+    except OSError as error:
         bound.close()
-        raise
+        told = f"viewer: port {port} cannot be used: {error.strerror}; port=0 takes a free one."
+        raise OSError(error.errno, told) from error
     return bound
 
 
