@@ -150,6 +150,28 @@ def test_topk_strongest_and_pool_are_those_of_the_matrix_of_words(monkeypatch):
             np.testing.assert_allclose(mass, part.sum(-1).mean(-1), rtol=1e-5)
 
 
+RULES = {
+    **OPTIONS,
+    "mask": {"mask": (numbers(4, 30, 30) > 0.8)},
+    "one mask": {"mask": (numbers(1, 30, 30) > 0.8), "causal": True},
+    "cut": {"edits": [regard.Edit(slice(0, 2), slice(3, 20), slice(4, 9), factor=0)]},
+}
+
+
+@pytest.mark.parametrize("options", RULES.values(), ids=RULES)
+def test_a_pair_of_words_is_masked_where_all_pairs_of_pieces_are(options, monkeypatch):
+    monkeypatch.setattr("regard.recording._words.BLOCK_WEIGHTS", 200)
+    recording = Recording(pieces(30), [layer(Lq=30, Lk=30, **options)])
+    words = recording.in_words()
+    seen = ~np.isnan(recording.weights[0].pool((30, 30)))
+    rows, columns = words.query_starts, words.starts
+    any_ = np.logical_or.reduceat(np.logical_or.reduceat(seen, columns, 2), rows, 1)
+    found = words.weights[0].pool(any_.shape[1:])
+    np.testing.assert_array_equal(~np.isnan(found), any_)
+    parts = words.weights[0].pool((99, 3), "mass", slice(1, None, 3), slice(2, 8))
+    assert (np.isnan(parts) == ~np.logical_or.reduceat(any_[:, 1::3, 2:8], [0, 2, 4], 2)).all()
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 40), st.integers(0, 99), st.booleans())
 def test_sums_over_words_are_sums_over_pieces(length, seed, causal):
@@ -214,6 +236,15 @@ def test_a_long_text_takes_memory_for_a_block():
     words = recording.in_words().weights[0].head(0)
     peak = peak_bytes(lambda: (words.strongest(9), words.pool((32, 32))))
     assert peak < 60e6  # all of them would take 144 MB, and 36 in words
+
+
+def test_weights_of_pieces_are_summed_without_being_stored(monkeypatch):
+    monkeypatch.setattr("regard.recording._words.BLOCK_WEIGHTS", 2**30)
+    x = numbers(1, 1000, 8)
+    recording = Recording([" a", *"bcdefghij"] * 100, [Layer(x, x, causal=True)])
+    words = recording.in_words().weights[0].head(0)
+    peak = peak_bytes(lambda: (words.strongest(9), words.topk(3), words.pool((32, 32))))
+    assert peak < 2e6  # those of pieces would take 4 MB, and those of words take 0.1
 
 
 def test_what_cannot_be_given_is_said():

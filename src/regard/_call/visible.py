@@ -349,6 +349,22 @@ class Seen:
             found += columns.swapaxes(1, 2)
         return found
 
+    def any_in_runs(
+        self, of_queries: Int[np.ndarray, " queries"], of_keys: Int[np.ndarray, " keys"]
+    ) -> Bool[np.ndarray, "heads queries keys"]:
+        """Whether any pair of each run of queries and run of keys is unmasked.
+
+        Args:
+            of_queries, of_keys: the first of each run; they rise from 0, and none is empty.
+        """
+        if self._segments is None and self._mask is None and not self._cuts:
+            ends = np.append(of_keys[1:], self._Lk)
+            low, high = self.low[:, None], self.high[:, None]
+            meets = (low < high) & (low < ends) & (of_keys < high)
+            return np.logical_or.reduceat(meets, of_queries, 0)[None]
+        every = [np.logical_or.reduceat(seen, of_keys, 2) for _, seen in self._blocks()]
+        return np.logical_or.reduceat(np.concatenate(every, 1), of_queries, 1)
+
     @property
     def _is_irregular(self) -> bool:
         """Whether each pair must be looked at."""

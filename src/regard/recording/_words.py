@@ -12,6 +12,7 @@ from regard._base.arrays import to_numpy
 from regard._base.settings import bytes_text, require_materializable
 from regard._base.types import Float, Int, PoolHow
 from regard._base.words import word_starts, word_texts
+from regard._call.visible import sees
 from regard._weights.parts import basic_index, int_of, part_of, told_heads
 from regard._weights.reductions import Links, TopKeys, check_k, is_pair_of_ints
 
@@ -298,15 +299,18 @@ class WordWeights:
         counts = np.diff(ends, prepend=0)[:, None]
         for picture, one in zip(out, every) if R and C else ():
             for at, block in one._chosen(chosen[0], seen=True):
-                across = np.fmax.reduceat(block[:, columns], lefts, 1)
-                if how == "mass":
-                    added = np.add.reduceat(np.nan_to_num(block[:, columns]), lefts, 1)
-                    across = np.where(np.isnan(across), np.nan, added)
-                for place, row in zip(np.atleast_1d(at), across):
-                    r = int(np.searchsorted(ends, place, "right"))
-                    both = np.stack([picture[r], row])
-                    joined = np.fmax.reduce(both) if how == "max" else np.nansum(both, 0)
-                    picture[r] = np.where(np.isnan(both).all(0), np.nan, joined)
+                # The bins of this block's rows, and the first row of each.
+                bins, first = np.unique(np.searchsorted(ends, at, "right"), return_index=True)
+                across = block[:, columns]
+                seen = np.fmax.reduceat(np.fmax.reduceat(across, lefts, 1), first, 0)
+                both = np.stack([picture[bins], seen])
+                if how == "max":
+                    picture[bins] = np.fmax.reduce(both)
+                    continue
+                across = np.nan_to_num(across)
+                both[1] = np.add.reduceat(np.add.reduceat(across, lefts, 1), first, 0)
+                hidden = np.isnan(both[0]) & np.isnan(seen)
+                picture[bins] = np.where(hidden, np.nan, np.nansum(both, 0))
             if how == "mass":
                 picture /= counts
         with np.errstate(divide="ignore"):
@@ -370,16 +374,14 @@ class WordWeights:
             low = end
 
     def _block(self, low: int, high: int, seen: bool) -> np.ndarray:
-        first, last = int(self._rows[low]), int(self._rows[high])
-        part = self._pieces.part(slice(first, last))
-        if not self._columns[-1]:
-            return np.zeros((high - low, 0), self.dtype)
-        wide = to_numpy(part[...]).astype(np.float64)
-        within, columns = self._rows[low:high] - first, self._columns[:-1]
-        counts = np.diff(self._rows[low : high + 1])[:, None]
-        joined = np.add.reduceat(np.add.reduceat(wide, columns, 1), within, 0) / counts
+        rows, columns = self._rows[low : high + 1] - self._rows[low], self._columns
+        size = high - low, len(columns) - 1
+        if not size[1]:
+            return np.zeros(size, self.dtype)
+        part = self._pieces.part(slice(int(self._rows[low]), int(self._rows[high])))
+        of_row, of_column = (np.repeat(np.arange(len(x) - 1), np.diff(x)) for x in (rows, columns))
+        found = to_numpy(part.blocks(of_row, of_column, "mass", size))
         if seen:
-            is_seen = ~np.isnan(to_numpy(part.pool((last - first, int(self._columns[-1])))))
-            any_ = np.logical_or.reduceat(np.logical_or.reduceat(is_seen, columns, 1), within, 0)
-            joined = np.where(any_, joined, np.nan)
-        return joined.astype(self.dtype)
+            (visible,) = sees(part._call)
+            found = np.where(visible.any_in_runs(rows[:-1], columns[:-1])[0], found, np.nan)
+        return found.astype(self.dtype, copy=False)
