@@ -1,5 +1,6 @@
 """The decoder in NumPy."""
 
+import contextlib
 import fractions
 import itertools
 import json
@@ -12,6 +13,8 @@ import regard.lm.memory
 from regard import MaterializeError
 from regard._base.rotary import rotate
 from regard._base.words import spelled
+from regard.lm.checksum import _sha256
+from regard.lm.config import Config
 from regard.lm.model import LanguageModel
 
 PROMPT = "def run(self):\n    return "
@@ -386,6 +389,25 @@ def test_a_changed_bit_of_the_weights_is_told(tiny, tmp_path, place):
         LanguageModel.load(tmp_path)
 
 
+def test_a_changed_bit_of_what_is_said_of_the_weights_is_told(tiny, tmp_path):
+    tiny.save(tmp_path)
+    path = tmp_path / "model.safetensors"
+    data = path.read_bytes()
+    for place in range(data.index(b'"__metadata__"'), data.index(b"}") + 1):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        with pytest.raises(ValueError, match=r"not a weights file \(.*\)\. Put back the file"):
+            LanguageModel.load(tmp_path)
+
+
+def test_weights_that_were_saved_with_nothing_but_a_checksum_are_read(tiny, tmp_path):
+    arrays = {name: x.astype(np.float16) for name, x in tiny.weights.items()}
+    tiny.save(tmp_path)
+    for sha256, is_read in ((_sha256(arrays, {}), True), ("0" * 64, False)):
+        safetensors.numpy.save_file(arrays, tmp_path / "model.safetensors", {"sha256": sha256})
+        with contextlib.nullcontext() if is_read else pytest.raises(ValueError, match="another"):
+            LanguageModel.load(tmp_path)
+
+
 def test_weights_that_were_saved_without_a_checksum_are_read(tiny, tmp_path):
     tiny.save(tmp_path)
     path = tmp_path / "model.safetensors"
@@ -448,6 +470,39 @@ def test_a_config_of_no_model_is_an_error(tiny, tmp_path, changed, message):
     (tmp_path / "config.json").write_text(json.dumps(config | changed))
     with pytest.raises(ValueError, match=rf"not the config.json of a regard model \(.*{message}"):
         LanguageModel.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[]", r"\(a list was found; an object is needed\). Put back the file"),
+        ("{}", r"\(it has no vocab_size\). Put back the file"),
+        ("{", r"\(.*\). Put back the file"),
+        ('{"model_type": "gpt2"}', r"\(.*\). It is of a model of transformers, .*regard.hf.load"),
+        ({"layers": 3}, r"\(layers is an int; a list is needed\). Put back"),
+        ({"layers": [{}, 3]}, r"\(layer 1: an int was found; an object is needed\). Put back"),
+        ({"layers": [{"width": 3}]}, r"\(layer 0: it has 'width', which .*; upgrade regard"),
+        ({"bias": True}, r"\(it has 'bias', which this version of regard does not know; upgrade"),
+    ],
+)
+def test_a_config_that_cannot_be_read_is_told_with_the_way_out(tiny, tmp_path, content, message):
+    path = tmp_path / "config.json"
+    tiny.save(tmp_path)
+    if isinstance(content, dict):
+        content = json.dumps(json.loads(path.read_text()) | content)
+    path.write_text(content)
+    with pytest.raises(ValueError, match=f"config.json of a regard model {message}"):
+        LanguageModel.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors"])
+def test_a_missing_file_of_a_model_is_told_with_the_way_out(tiny, tmp_path, name):
+    tiny.save(tmp_path)
+    (tmp_path / name).unlink()
+    with pytest.raises(FileNotFoundError, match=f"{name}: no such file. Put back the file"):
+        LanguageModel.load(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"config.json: no such file. Put back the file"):
+        Config.load(tmp_path / "none" / "config.json")
 
 
 @pytest.mark.parametrize(

@@ -313,11 +313,16 @@ def with_other_losses(data):
     return data[:digit] + (b"3" if data[digit : digit + 1] != b"3" else b"4") + data[digit + 1 :]
 
 
+def with_another_key(data):
+    return data.replace(b'"sha256":"', b'"sha257":"')
+
+
 @pytest.mark.parametrize(
     ("damaged", "said"),
     [
         (cut, ""),
         (flipped, "its checksum is another"),
+        (with_another_key, "its checksum is another"),
         (with_other_losses, "its checksum is another"),
         (without_metadata, "no losses"),
         (with_losses("[1.0, "), ""),

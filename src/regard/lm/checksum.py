@@ -11,13 +11,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 KEY = "sha256"  # of the metadata
+# Says that there must be one: a file with a changed bit in the key would be one of before.
+MARK = {"checksum": KEY}
 
 
 def with_checksum(
     arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """The metadata of a file, with the checksum of its arrays and of the rest of the metadata."""
-    metadata = {} if metadata is None else dict(metadata)
+    metadata = MARK if metadata is None else {**metadata, **MARK}
     return metadata | {KEY: _sha256(arrays, metadata)}
 
 
@@ -27,10 +29,14 @@ def require_unchanged(
     """Compares the checksum of a file; those of earlier versions have none.
 
     Raises:
-        ValueError: it is another than that of the arrays and the metadata.
+        ValueError: it is another than that of the arrays and the metadata, or is not there and
+            must be.
     """
     rest = {} if metadata is None else dict(metadata)
-    if rest.pop(KEY, None) not in (None, _sha256(arrays, rest)):
+    found = rest.pop(KEY, None)
+    if found is None and not MARK.items() <= rest.items():
+        return
+    if found != _sha256(arrays, rest):
         raise ValueError("its checksum is another: some of its bits have changed")
 
 

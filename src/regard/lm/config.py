@@ -9,7 +9,9 @@ import numbers
 from pathlib import Path
 from typing import Any
 
+from regard._base.errors import a_type
 from regard._base.files import read_file, replaced_when_complete
+from regard.lm.tokenizer import PUT_BACK
 
 NORM_EPSILON = 1e-6
 
@@ -107,14 +109,47 @@ class Config:
             FileNotFoundError: no such file.
             ValueError: the file does not describe a model.
         """
-        text = read_file(path)
         try:
-            fields = json.loads(text)
-            layers = tuple(LayerConfig(**layer) for layer in fields.pop("layers"))
-            return cls(layers=layers, **fields)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            text = read_file(path)
+        except FileNotFoundError:
+            raise FileNotFoundError(f"{path}: no such file. {PUT_BACK}") from None
+        way_out = PUT_BACK
+        try:
+            found = json.loads(text)
+            if isinstance(found, dict) and "model_type" in found:
+                way_out = "It is of a model of transformers, which regard.hf.load reads."
+            layers = _fields("", found, cls)["layers"]
+            if not isinstance(layers, list):
+                raise TypeError(f"layers is {a_type(layers)}; a list is needed")
+            each = [_fields(f"layer {n}: ", x, LayerConfig) for n, x in enumerate(layers)]
+            return cls(**found | {"layers": tuple(LayerConfig(**x) for x in each)})
+        except (ValueError, TypeError, RecursionError) as error:
             why = str(error).removesuffix(".")
-            raise ValueError(f"{path}: not the config.json of a regard model ({why}).") from error
+            raise ValueError(
+                f"{path}: not the config.json of a regard model ({why}). {way_out}"
+            ) from error
+
+
+def _fields(where: str, found: Any, kind: type[Config] | type[LayerConfig]) -> dict[str, Any]:
+    """What the file says, if it has all that is needed, and nothing else.
+
+    Raises:
+        TypeError: no object.
+        ValueError: something is missing, or unknown.
+    """
+    if not isinstance(found, dict):
+        raise TypeError(f"{where}{a_type(found)} was found; an object is needed")
+    fields = dataclasses.fields(kind)
+    for field in fields:
+        if field.default is dataclasses.MISSING and field.name not in found:
+            raise ValueError(f"{where}it has no {field.name}")
+    if unknown := [name for name in found if name not in {field.name for field in fields}]:
+        names = ", ".join(ascii(name[:40]) for name in unknown[:3])
+        raise ValueError(
+            f"{where}it has {names}, which this version of regard does not know; upgrade regard if"
+            " a newer one wrote it"
+        )
+    return found
 
 
 def _require_int(name: str, x: Any, least: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import numbers
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,6 +81,9 @@ class LanguageModel:
                 f"'{BUILTIN}' is the one in the package, `regard train` makes others; models of "
                 "Hugging Face are for regard.hf."
             )
+        for name in ("tokenizer.json", "model.safetensors"):
+            if not os.path.lexists(path / name):
+                raise FileNotFoundError(f"{path / name}: no such file. {PUT_BACK}")
         return cls(
             Config.load(path / "config.json"),
             BytePairTokenizer.load(path / "tokenizer.json"),
@@ -401,12 +405,16 @@ def _stored_weights(path: Path) -> dict[str, Array]:
     for name, weight in stored.items():
         if weight.dtype.name not in STORED:
             known = ", ".join(STORED)
-            raise ValueError(f"{path}: {name} is {weight.dtype}; one of {known} is needed.")
+            raise ValueError(
+                f"{path}: {name} is {weight.dtype}; one of {known} is needed. {PUT_BACK}"
+            )
     with np.errstate(over="ignore"):
         weights = {name: weight.astype(np.float32) for name, weight in stored.items()}
     for name, weight in weights.items():
         if count := weight.size - np.isfinite(weight).sum():
-            raise ValueError(f"{path}: {count} of {weight.size} weights of {name} are not finite.")
+            raise ValueError(
+                f"{path}: {count} of {weight.size} weights of {name} are not finite. {PUT_BACK}"
+            )
     return weights
 
 
