@@ -9,6 +9,7 @@ from definition import assert_near, define, edit_logs, visible_pairs
 from recordings import numbers
 from regard import AttentionWeights
 from strategies import calls, to_torch
+from traced import peak_bytes
 from ways import NAMED, by_ways
 
 LIBRARIES = ["numpy", "torch"]
@@ -353,6 +354,35 @@ def test_more_pairs_than_the_limit_holds_are_refused_before_they_take_memory():
             f"strongest: (1, {heads}, 10000000000) pairs of 20 bytes is {200 * heads}.0 GB, limit"
         )
     assert weights.part(slice(0, 1), slice(0, 3)).strongest(10**12).weight.shape == (4, 3)
+
+
+def test_more_top_keys_than_the_limit_holds_are_refused_before_they_take_memory():
+    q = np.zeros((2, 50_000, 8), np.float32)
+    weights = AttentionWeights(q, q, causal=True)
+
+    def ask(of, k):
+        with pytest.raises(regard.MaterializeError) as caught:
+            of.topk(k)
+        return str(caught.value)
+
+    assert peak_bytes(lambda: ask(weights, 50_000)) < 1e7
+    assert ask(weights, 50_000) == (
+        "topk: (1, 2, 50000, 50000) keys of 12 bytes is 60.0 GB, limit 2.0 GB.\n"
+        "  Ask for fewer keys, of one head or of a part:"
+        " weights.head(h).part(rows=slice(...)).topk(k); or raise regard.limits(weights_bytes=...)."
+    )
+    assert ask(weights.mix(), 50_000).startswith("topk: (1, 1, 50000, 50000) keys of 12 bytes is")
+    with pytest.raises(regard.MaterializeError, match="topk"):
+        weights.summary(topk=50_000)
+    words = regard.Recording([" a"] * 50_000, [regard.recording.Layer(q, q)]).in_words()
+    assert ask(words.weights[0], 50_000).startswith("topk: (2, 50000, 50000) keys of 12 bytes is")
+
+
+def test_the_strongest_key_alone_has_no_limit():
+    q = numbers(2, 5, 4)
+    with regard.limits(weights_bytes=1):
+        assert AttentionWeights(q, q).topk(1).indices.shape == (2, 5, 1)
+        assert AttentionWeights(q, q).argmax(-1).shape == (2, 5)
 
 
 def test_the_limit_is_moved_and_taken_back():

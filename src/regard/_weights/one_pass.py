@@ -197,6 +197,7 @@ class Reductions(LinearForms[ArrayT]):
 
         Raises:
             ShapeError: k is larger than Lk, or negative.
+            MaterializeError: the result is above the limit.
         """
         (found,) = self._ask(TopK(self._call, k))
         return found
@@ -325,7 +326,7 @@ class Reductions(LinearForms[ArrayT]):
         Raises:
             ValueError: an unknown name in ``only``.
             TypeError: one name instead of a list.
-            MaterializeError: as ``strongest`` and ``pool``.
+            MaterializeError: as ``topk``, ``strongest`` and ``pool``.
         """
         call = self._call
         if isinstance(topk, (int, np.integer)):

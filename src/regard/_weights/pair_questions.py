@@ -67,6 +67,7 @@ class PairQuestions(Unstored, Generic[ArrayT]):
 
         Raises:
             ShapeError: k is larger than Lk, or negative.
+            MaterializeError: the result is above the limit.
         """
         (found,) = self._ask(TopK(self._extent, k))
         return found

@@ -22,6 +22,7 @@ from regard._weights.reductions import (
     check_k,
     is_pair_of_ints,
     require_room_for_bins,
+    require_room_for_keys,
     require_room_for_pairs,
 )
 
@@ -98,6 +99,7 @@ class TopK:
         B, H, Lq, self._Lk = of.shape
         check_k(k, self._Lk, "keys")
         self._xp, self._k = of.xp, int(k)
+        require_room_for_keys((B, H, Lq, self._k), of.dtype)
         self._values = of.xp.full((B, H, Lq, self._k), 0.0, of.dtype)
         self._indices = of.xp.full((B, H, Lq, self._k), 0, "int64")
 

@@ -120,6 +120,21 @@ def require_room_for_pairs(shape: tuple[int, ...], dtype: str) -> None:
     )  # fmt: skip
 
 
+def require_room_for_keys(shape: tuple[int, ...], dtype: str) -> None:
+    """Raises MaterializeError where the top keys are above the limit: ``(B, H, Lq, k)``.
+
+    One key of each query is no matter of a limit, as entropies are none.
+    """
+    size = 8 + np.dtype(dtype).itemsize  # key and number
+    if shape[-1] > 1:
+        require_materializable(
+            "topk", shape, 8 * size,
+            "Ask for fewer keys, of one head or of a part:"
+            " weights.head(h).part(rows=slice(...)).topk(k)",
+            f"keys of {size} bytes",
+        )  # fmt: skip
+
+
 def require_room_for_bins(shape: tuple[int, ...], dtype: str) -> None:
     """Raises MaterializeError where a heatmap is above the limit: ``(B, H, R, C)``."""
     require_materializable(
@@ -135,6 +150,7 @@ class TopK:
         B, Hq, _, Lq, Lk = call.sizes
         check_k(k, Lk, "keys")
         self._k, shape = int(k), (B, Hq, Lq, int(k))
+        require_room_for_keys(shape, accumulating_name(call.query))
         self._values = _written_by_backends(call, shape, 0.0, accumulating_name(call.query))
         self._indices = _written_by_backends(call, shape, 0, "int64")
 

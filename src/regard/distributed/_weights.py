@@ -26,6 +26,7 @@ from regard._weights.reductions import (
     TopK,
     TopKeys,
     check_k,
+    require_room_for_keys,
 )
 from regard._weights.statistics import RowStatistics
 from regard._weights.written import require_unwritten, versions_of
@@ -380,6 +381,7 @@ class _Top:
     def __init__(self, weights: DistributedWeights, k: int) -> None:
         check_k(k, weights.layout.length, "keys")
         self._k, shape = k, (*weights.statistics.maximum.shape, k)
+        require_room_for_keys(shape, str(weights.dtype).removeprefix("torch."))
         device = weights.statistics.maximum.device
         self._values = torch.zeros(shape, dtype=weights.dtype, device=device)
         self._keys = torch.zeros(shape, dtype=torch.int64, device=device)

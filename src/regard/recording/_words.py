@@ -14,7 +14,13 @@ from regard._base.types import Float, Int, PoolHow
 from regard._base.words import word_starts, word_texts
 from regard._call.visible import sees
 from regard._weights.parts import basic_index, int_of, part_of, told_heads
-from regard._weights.reductions import Links, TopKeys, check_k, is_pair_of_ints
+from regard._weights.reductions import (
+    Links,
+    TopKeys,
+    check_k,
+    is_pair_of_ints,
+    require_room_for_keys,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
@@ -215,9 +221,11 @@ class WordWeights:
         Raises:
             TypeError: k is no int.
             ShapeError: k is larger than the number of words, or negative.
+            MaterializeError: the result is above the limit.
         """
         Wk = self.shape[-1]
         check_k(k, Wk, "words")
+        require_room_for_keys((*self.shape[:-1], k), self.dtype.name)
 
         def of_block(block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             at = np.argsort(-block, -1, kind="stable")[:, :k]
