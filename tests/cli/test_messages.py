@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from cli.conftest import start
+from regard._backends import kernel_calls
 from regard.lm import memory
 from regard.lm.model import LanguageModel
 
@@ -230,6 +231,18 @@ def test_an_instruction_set_that_is_unknown_is_told_in_a_line(arguments):
     )  # fmt: skip
     message = refusal(SimpleNamespace(code=done.returncode, out=done.stdout, err=done.stderr), 1)
     assert message.startswith("REGARD_TARGET=sse9 is unknown; ")
+
+
+def test_an_instruction_set_that_cannot_run_is_told_whatever_its_words_are(regard, monkeypatch):
+    def refused(*_):
+        raise RuntimeError("amx: the system gives none.")
+
+    monkeypatch.setattr("regard.recording.Recording.heads", refused)
+    with pytest.raises(RuntimeError, match="amx: the system"):  # a fault of ours is no message
+        regard("heads", "Your journey")
+    monkeypatch.setattr(kernel_calls, "kernels", SimpleNamespace(target=refused))
+    message = refusal(regard("heads", "Your journey"), code=1)
+    assert message == "amx: the system gives none."
 
 
 def test_the_version_says_what_to_do_without_the_compiled_module(regard, monkeypatch):

@@ -35,6 +35,16 @@ kernels = _load()
 checks = kernels is not None and kernels.checks  # whether references carry their memory
 
 
+def refused_target() -> str | None:
+    """Why there is no instruction set for the kernels to run on; None where there is one."""
+    try:
+        if kernels is not None:
+            kernels.target()
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
 def array_ref(x: Any) -> tuple[Any, ...] | None:
     """``(address, shape, strides, bytes of their unit, dtype, memory)``, as ``ArrayRef``."""
     if x is None:

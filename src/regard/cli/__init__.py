@@ -118,8 +118,8 @@ def _carried_out(arguments: list[str] | None) -> tuple[int, str]:
     except MemoryError:
         return CommandError.code, "out of memory. Give a shorter text."
     except Exception as error:
-        if str(error).startswith("REGARD_TARGET="):  # the environment names what cannot run
-            return CommandError.code, one_line(error)
+        if isinstance(error, RuntimeError) and (refused := _refused_target()):
+            return CommandError.code, refused
         # Usage errors; their class is not typer's own, and moved between its versions.
         if not hasattr(error, "format_message"):
             raise
@@ -127,6 +127,13 @@ def _carried_out(arguments: list[str] | None) -> tuple[int, str]:
         if "unexpected extra argument" in message:
             message += ". A text of several words stands in quotes."
         return getattr(error, "exit_code", 2), message
+
+
+def _refused_target() -> str | None:
+    """Why the instruction set that the environment names cannot run; None where it can."""
+    from regard._backends.kernel_calls import refused_target
+
+    return refused_target()
 
 
 def _abandoned_output() -> int:
