@@ -15,6 +15,7 @@ import threading
 import tracemalloc
 import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -941,6 +942,58 @@ def test_threads_of_one_number_share_it_and_another_number_waits(monkeypatch):
     assert torch.get_num_threads() == before
 
 
+class OfEachThread:
+    """An OpenBLAS that is built on OpenMP, as threadpoolctl has it."""
+
+    user_api, internal_api, threading_layer = "blas", "openblas", "openmp"
+
+    def __init__(self):
+        self._of = threading.local()
+
+    @property
+    def num_threads(self):
+        return getattr(self._of, "number", 8)
+
+    def set_num_threads(self, number):
+        self._of.number = number
+
+
+def test_every_thread_sets_the_threads_of_products_that_are_its_own(monkeypatch):
+    library, inside, go, seen = OfEachThread(), threading.Event(), threading.Event(), []
+
+    class Limits:
+        def __init__(self, count, user_api):
+            self.before = library.num_threads
+            library.set_num_threads(count)
+
+        def restore_original_limits(self):
+            library.set_num_threads(self.before)
+
+    def controller():
+        return SimpleNamespace(lib_controllers=[library])
+
+    monkeypatch.setattr(_threads, "ThreadpoolController", controller)
+    monkeypatch.setattr(_threads, "threadpool_limits", Limits)
+
+    def other():
+        library.set_num_threads(6)
+        with threads(2):
+            seen.append(library.num_threads)
+            inside.set()
+            assert go.wait(60)
+        seen.append(library.num_threads)
+
+    with ThreadPoolExecutor(1) as pool:
+        with threads(2):  # comes first, and leaves first
+            last = pool.submit(other)
+            assert inside.wait(60)
+            assert library.num_threads == 2
+        assert library.num_threads == 8
+        go.set()
+        last.result()
+    assert seen == [2, 6]
+
+
 def test_any_thread_sets_the_threads_of_products_and_takes_that_back():
     """Also where another one, which goes on, was the first to do so."""
     code = """if True:
@@ -1115,6 +1168,33 @@ def test_a_model_that_is_no_name_is_not_taken_to_several_processes(tmp_path, cor
     with pytest.raises(ValueError, match=r"workers is 2, .* in this process alone"):
         survey.run(workers=2)
     assert len(survey.missing()) == len(survey)
+
+
+class Client:
+    """As Dask's, which takes work like an executor, and gives futures of its own."""
+
+    def __init__(self):
+        self.cancelled = []
+
+    def submit(self, work, *given):
+        return SimpleNamespace(cancel=lambda: self.cancelled.append(given[1]))
+
+
+class DaskClient(Client):
+    def get_executor(self):
+        return ThreadPoolExecutor(1)
+
+
+def test_a_client_that_is_no_executor_is_refused_with_the_way_out(tmp_path, corpus, model):
+    survey, client = started(tmp_path / "heads", corpus, model), Client()
+    with pytest.raises(TypeError, match=r"is a DaskClient; .* which its get_executor\(\) makes\."):
+        survey.run(DaskClient())
+    with pytest.raises(TypeError, match=r"executor is a Client, whose submit gives a Simple"):
+        survey.run(client)
+    assert client.cancelled == [0]
+    with DaskClient().get_executor() as pool:
+        survey.run(pool)
+    assert survey.missing() == []
 
 
 class CancellingExecutor(ThreadPoolExecutor):

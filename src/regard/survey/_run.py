@@ -18,6 +18,7 @@ from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from regard._base.errors import a_type
 from regard.survey._corpus import SurveyError
 from regard.survey._manifest import Manifest
 from regard.survey._models import NO_MODEL, Reader, loaded
@@ -189,12 +190,13 @@ def run_on(task: Task, numbers: Sequence[int], executor: Executor, meter: Meter)
 
     Raises:
         SurveyError: shards that failed, with the reason of the first.
+        TypeError: it gives futures of another kind.
     """
     futures: dict[Future[int], int] = {}
     failed: dict[int, BaseException] = {}
     try:
         for number in numbers:
-            futures[executor.submit(compute, task, number)] = number
+            futures[_submitted(executor, task, number)] = number
         for future in _as_completed(futures):
             number = futures[future]
             if future.cancelled():
@@ -210,6 +212,18 @@ def run_on(task: Task, numbers: Sequence[int], executor: Executor, meter: Meter)
             future.cancel()
         raise
     _require_none(failed)
+
+
+def _submitted(executor: Executor, task: Task, number: int) -> Future[int]:
+    future: Any = executor.submit(compute, task, number)
+    if isinstance(future, Future):
+        return future
+    if callable(getattr(future, "cancel", None)):
+        future.cancel()
+    raise TypeError(
+        f"survey: executor is {a_type(executor)}, whose submit gives {a_type(future)}; one that"
+        " gives a concurrent.futures.Future is needed. Other engines map over survey.run_shard."
+    )
 
 
 def _as_completed(futures: dict[Future[int], int]) -> Iterator[Future[int]]:

@@ -393,12 +393,21 @@ def _require_int(name: str, value: object) -> None:
 
 def _require_executor(value: object) -> None:
     """Raises TypeError for what takes no work: a class does not, before one is made of it."""
-    if value is None or (callable(getattr(value, "submit", None)) and not isinstance(value, type)):
+    is_class = isinstance(value, type)
+    is_client = not isinstance(value, (type, Executor)) and callable(
+        getattr(value, "get_executor", None)
+    )
+    takes_work = not is_class and callable(getattr(value, "submit", None))
+    if value is None or (takes_work and not is_client):
         return
     found = f"the class {value.__name__}" if isinstance(value, type) else a_type(value)
+    way_out = (
+        "which its get_executor() makes"
+        if is_client
+        else "as ThreadPoolExecutor() makes one, or workers=... for processes of this machine"
+    )
     raise TypeError(
-        f"survey: executor is {found}; a concurrent.futures.Executor is needed, as"
-        " ThreadPoolExecutor() makes one, or workers=... for processes of this machine."
+        f"survey: executor is {found}; a concurrent.futures.Executor is needed, {way_out}."
     )
 
 

@@ -25,12 +25,13 @@ def threads(count: int) -> Iterator[None]:
 
     NumPy's setting is the process': whoever asks for another number waits for the others to leave.
     """
-    _enter(count)
-    try:
-        with _torch_threads(count):
-            yield
-    finally:
-        _leave()
+    with _own_threads(count):
+        _enter(count)
+        try:
+            with _torch_threads(count):
+                yield
+        finally:
+            _leave()
 
 
 def _enter(count: int) -> None:
@@ -59,6 +60,24 @@ def _let_any_thread_set() -> None:
     for library in ThreadpoolController().lib_controllers:
         if hasattr(library, "clear_controlling_thread"):
             library.clear_controlling_thread(force=True)
+
+
+@contextlib.contextmanager
+def _own_threads(count: int) -> Iterator[None]:
+    """Those of an OpenBLAS that is built on OpenMP, a setting of each thread."""
+    own = [
+        library
+        for library in ThreadpoolController().lib_controllers
+        if library.internal_api == "openblas" and library.threading_layer == "openmp"
+    ]
+    before = [library.num_threads for library in own]
+    for library in own:
+        library.set_num_threads(count)
+    try:
+        yield
+    finally:
+        for library, number in zip(own, before):
+            library.set_num_threads(number)
 
 
 @contextlib.contextmanager
