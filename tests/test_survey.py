@@ -510,7 +510,7 @@ def test_rows_of_parquet_and_jsonl_are_the_documents_of_text_files(tmp_path, mod
     with pytest.raises(ValueError, match=r"no column 'text'; there are n, body"):
         started(tmp_path / "other", tmp_path / "a.parquet", model)
     (tmp_path / "b.parquet").write_text("none")
-    with pytest.raises(ValueError, match="not a Parquet file"):
+    with pytest.raises(ValueError, match=r"b\.parquet: not a Parquet file .* leave it out"):
         started(tmp_path / "other", tmp_path / "b.parquet", model)
 
 
@@ -782,8 +782,27 @@ def test_a_damaged_file_of_rows_is_named(where, tmp_path, model):
     part = slice(30, 60) if where == "page" else slice(-60, -8)
     data[part] = b"\xff" * len(data[part])
     path.write_bytes(data)
-    with pytest.raises((ValueError, SurveyError), match=r"a\.parquet: (not a Parq|cannot be read)"):
+    said = (
+        r"rows 1 to 9 cannot be read \(.*\)\. Put a whole file in its place, or leave it out, and"
+    )
+    if where == "footer":
+        said = r"not a Parquet file \(.*\)\. Put a whole one in its place, or leave it out: name"
+    with pytest.raises((ValueError, SurveyError), match=rf"a\.parquet: {said}"):
         started(tmp_path / "heads", path, model).run(workers=1)
+
+
+def test_a_changed_bit_of_a_file_of_rows_with_checksums_is_told(tmp_path, model):
+    import pyarrow as pa
+
+    path, text = tmp_path / "a.parquet", "the cat sat on the mat"
+    plain = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+    table = pa.table({"text": [text] * 9})
+    parquet.write_table(table, path, **plain, write_page_checksum=True)
+    path.write_bytes(path.read_bytes().replace(b"the cat", b"the bat", 1))
+    assert parquet.read_table(path)["text"][0].as_py() == "the bat sat on the mat"
+    survey = started(tmp_path / "heads", path, model)
+    with pytest.raises(SurveyError, match=r"a\.parquet: rows 1 to .* cannot be read \(.*CRC"):
+        survey.run(workers=1)
 
 
 def test_recordings_of_several_models_are_added_up_and_that_is_said(tmp_path):

@@ -375,7 +375,10 @@ def _table_size(file: Path, column: str) -> tuple[int, int]:
     except (ArrowException, OSError) as error:
         if _is_of_system(error):
             raise
-        raise ValueError(f"survey: {file}: not a Parquet file ({error}).") from error
+        raise ValueError(
+            f"survey: {file}: not a Parquet file ({reason_of(error)}). Put a whole one in its"
+            " place, or leave it out: name the other files, or move it out of the folder."
+        ) from error
     return rows, size // max(1, rows)
 
 
@@ -455,13 +458,16 @@ def _string(found: Any, column: str) -> str:
 
 def _table(source: Source, column: str) -> Read:
     first, last = source.rows
-    # Opened here: pyarrow takes no name that is not UTF-8.
-    with open_file(source.path) as opened, ParquetFile(opened) as table:
-        sizes = [table.metadata.row_group(n).num_rows for n in range(table.num_row_groups)]
-        ends = np.cumsum(sizes)
-        groups = [n for n, end in enumerate(ends) if end > first and end - sizes[n] < last]
-        row = int(ends[groups[0]] - sizes[groups[0]]) if groups else last
-        try:
+    try:
+        # Opened here: pyarrow takes no name that is not UTF-8.
+        with (
+            open_file(source.path) as opened,
+            ParquetFile(opened, page_checksum_verification=True) as table,
+        ):
+            sizes = [table.metadata.row_group(n).num_rows for n in range(table.num_row_groups)]
+            ends = np.cumsum(sizes)
+            groups = [n for n, end in enumerate(ends) if end > first and end - sizes[n] < last]
+            row = int(ends[groups[0]] - sizes[groups[0]]) if groups else last
             for batch in table.iter_batches(64, row_groups=groups, columns=[column]):
                 for value in batch.column(0):
                     if first <= row < last:
@@ -470,10 +476,13 @@ def _table(source: Source, column: str) -> Read:
                         except ValueError as error:
                             yield error
                     row += 1
-        except (ArrowException, OSError) as error:
-            if _is_of_system(error):
-                raise
-            raise SurveyError(f"{source.path}: cannot be read ({error}).") from error
+    except (ArrowException, OSError) as error:
+        if _is_of_system(error):
+            raise
+        raise SurveyError(
+            f"{source.path}: rows {first + 1} to {last} cannot be read ({reason_of(error)}). Put a"
+            " whole file in its place, or leave it out, and survey into another folder."
+        ) from error
 
 
 def _is_of_system(error: Exception) -> bool:
