@@ -12,7 +12,7 @@ import pytest
 import regard
 from regard._base import files
 from regard.lm.config import Config, LayerConfig
-from regard.recording import Layer, Recording
+from regard.recording import Layer, Recording, Writer
 
 STATUS = Path("/proc/self/status")
 posix = pytest.mark.skipif(os.name != "posix", reason="modes, links and pipes of POSIX")
@@ -168,6 +168,11 @@ def test_a_link_that_leads_back_to_itself_is_refused(tmp_path, name, save):
     if name == "a.safetensors":
         with pytest.raises(error, match=f"{path} is a link that leads back to itself, so there is"):
             Recording.load(path)
+        with (
+            pytest.raises(error, match=f"{path} is a link that leads back to itself"),
+            Writer(path),
+        ):
+            pass
     assert sorted(tmp_path.iterdir()) == sorted([path, other])
 
 

@@ -125,10 +125,12 @@ class Writer:
         self._header: bytes
 
     def __enter__(self) -> Writer:
-        self._opened.enter_context(no_loop(self._path))
-        self._file = self._opened.enter_context(replaced_when_complete(self._path, buffering=0))
-        room = self._opened.enter_context(_saving.room(self._parts))
-        self._target = _saving.Target(self._file, room, self._start)
+        with contextlib.ExitStack() as opened:  # an error here ends what was entered
+            opened.enter_context(no_loop(self._path))
+            self._file = opened.enter_context(replaced_when_complete(self._path, buffering=0))
+            room = opened.enter_context(_saving.room(self._parts))
+            self._target = _saving.Target(self._file, room, self._start)
+            self._opened = opened.pop_all()
         self._state = ""
         return self
 
