@@ -609,6 +609,26 @@ def test_a_file_or_model_that_changed_ends_a_shard_with_its_name(tmp_path, model
     load.cache_clear()
 
 
+def test_a_manifest_with_a_changed_bit_is_told_and_one_of_before_has_no_checksum(tmp_path, survey):
+    (tmp_path / "heads").mkdir()
+    for path in (survey.folder / "heads").iterdir():
+        (tmp_path / "heads" / path.name).write_bytes(path.read_bytes())
+    path, whole = tmp_path / "survey.json", (survey.folder / "survey.json").read_text()
+    for there, changed in (
+        ('"max_tokens": 64', '"max_tokens": 65'),
+        ('"first": 1,', '"first": 3,'),
+    ):
+        assert there in whole
+        path.write_text(whole.replace(there, changed, 1))
+        with pytest.raises(
+            ValueError, match=r"\(its checksum is another: .*\)\. Put the one of the"
+        ):
+            Survey(tmp_path)
+    before = {name: x for name, x in json.loads(whole).items() if name != "sha256"}
+    path.write_text(json.dumps(before))
+    assert Survey(tmp_path).heads() == survey.heads()
+
+
 def test_a_survey_without_a_corpus_is_opened_and_others_are_errors(tmp_path, survey):
     assert Survey(survey.folder).heads() == survey.heads()
     with pytest.raises(FileNotFoundError, match=r"no survey .*regard survey PATHS"):

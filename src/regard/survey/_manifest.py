@@ -42,25 +42,28 @@ class Manifest:
     settings: dict[str, Any]
     shards: tuple[tuple[Source, ...], ...]
 
-    @functools.cached_property
-    def text(self) -> str:
-        """As it is written."""
-        found = {
+    @property
+    def _parts(self) -> dict[str, Any]:
+        return {
             "format": FORMAT, "versions": self.versions, "model": self.model,
             "settings": self.settings,
             "shards": [[source.to_json() for source in shard] for shard in self.shards],
         }  # fmt: skip
-        return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+
+    @property
+    def text(self) -> str:
+        """As it is written, with the hash."""
+        return _written(self._parts | {"sha256": self.sha256})
 
     @property
     def data(self) -> bytes:
         """The text in UTF-8; of names that are none, ``\\udcff`` stands for the byte 0xff."""
-        return self.text.encode(errors="backslashreplace")
+        return _encoded(self.text)
 
     @functools.cached_property
     def sha256(self) -> str:
-        """Of the text: what a shard's file says that it is of."""
-        return hashlib.sha256(self.data).hexdigest()
+        """Of the text without it: what a shard's file says that it is of."""
+        return hashlib.sha256(_encoded(_written(self._parts))).hexdigest()
 
     def save(self, folder: Path) -> None:
         """Writes it, whole or not at all.
@@ -104,7 +107,10 @@ class Manifest:
             shards = tuple(
                 tuple(Source.of_json(source) for source in shard) for shard in found["shards"]
             )
-            return cls(found["versions"], found["model"], found["settings"], shards)
+            made = cls(found["versions"], found["model"], found["settings"], shards)
+            if found.get("sha256", made.sha256) != made.sha256:  # those of before have none
+                raise ValueError("its checksum is another: it was changed")
+            return made
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else error
             raise ValueError(
@@ -154,6 +160,14 @@ class Manifest:
                 yield f"{source.path} stands at another place among the files"
         if self.shards != other.shards:
             yield "its documents are in other shards"
+
+
+def _written(parts: dict[str, Any]) -> str:
+    return json.dumps(parts, indent=1, ensure_ascii=False) + "\n"
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode(errors="backslashreplace")
 
 
 def _told(x: object) -> str:
