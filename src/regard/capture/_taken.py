@@ -205,7 +205,7 @@ class Taken:
                 " is padding; take a prefill_chunk_size above it"
             )
         if self.first_queries == 1 and not self.later and Lk == self.first_keys > 1:
-            self.is_cross |= self._has_same_keys(call.key)  # one query did not show it
+            self._tell_cache(call.key, rows)
         if self.is_cross:
             if Lk != self.first_keys or not self._has_same_keys(call.key):
                 raise self._no_step("it attends to other keys")
@@ -233,6 +233,18 @@ class Taken:
         query, key = call.query[:, self.heads.own], call.key[:, self.heads.shared, new]
         bias = None if call.bias is None else copied(call.bias.detach())
         self.later.append(Part(copied(query), copied(key), value, bias))
+
+    def _tell_cache(self, key: Any, rows: list[Rows]) -> None:
+        """Tells by the second call what one query did not show: cross-attention, or a cache."""
+        filled, *others = {stop for _, (_, stop) in self.spans}
+        are_next = not (self.is_cross or others)
+        for one in rows:
+            last = one.seen().last
+            are_next &= bool((last == filled + 1 + np.arange(len(last))).all())
+        if are_next:  # of unused places, which a mask hides
+            self.first_keys = self.keys = filled
+        else:
+            self.is_cross |= self._has_same_keys(key)
 
     def _follows(self, key: Any, place: int) -> bool:
         """Whether the last key that was taken is at a place, and the last that is no padding."""
