@@ -838,6 +838,8 @@ def test_numbers_and_names_of_layers():
     assert group_names(["e.encoder.*.a", "e.decoder.*.self_attn", "e.decoder.*.encoder_attn"]) == [
         "encoder", "decoder", "cross",
     ]  # fmt: skip
+    t5 = ["encoder.*.a.*", "decoder.*.a.*", "decoder.*.a.*"]  # one class, whose names do not tell
+    assert group_names(t5, [False, False, True]) == ["encoder", "decoder", "cross"]
     assert group_names(["m.text.encoder.*.a", "m.vision.encoder.*.a"]) == ["text", "vision"]
     assert group_names(["a.*", "a.*"]) == ["a.*", "a.* 2"]
     assert group_names(["a.*"] * 4) == ["a.*", "a.* 2", "a.* 3", "a.* 4"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import zip_longest
 
 from torch import nn
 from torch.nn import Module
@@ -92,10 +93,14 @@ class Occurrences:
         return occurrence, (pattern, number)
 
 
-def group_names(patterns: list[str]) -> list[str]:
+def group_names(patterns: list[str], crosses: Iterable[bool] = ()) -> list[str]:
     """A short name for each group of layers: none where there is one group.
 
     Calls outside modules have none of their own: they are ``"call"``, ``"call 2"``.
+
+    Args:
+        patterns: of the groups.
+        crosses: of each, whether it is known to be cross-attention, for those of one pattern.
     """
     if len(patterns) == 1:
         return [""]
@@ -103,11 +108,12 @@ def group_names(patterns: list[str]) -> list[str]:
     parts = [pattern.split(".") for pattern in patterns]
     names: list[str] = []
     has_decoder = any("decoder" in own for own in parts)
-    for own in parts:
+    for own, crosses_one in zip_longest(parts, crosses):
         told = [word for word in own if any(word not in other for other in parts)]
         if has_decoder and ("decoder" in own or "encoder" in own):
             side = "decoder" if "decoder" in own else "encoder"
-            name = "cross" if CROSS.search(own[-1]) or CROSS.search(".".join(told)) else side
+            is_cross = CROSS.search(own[-1]) or CROSS.search(".".join(told))
+            name = "cross" if is_cross or (crosses_one and parts.count(own) > 1) else side
         else:
             name = told[0] if told else ".".join(own)
         names.append(name)

@@ -410,7 +410,9 @@ class Recorder:
         found: dict[str, list[Taken]] = {}
         for taken in self._taken.values():
             found.setdefault(taken.group, []).append(taken)
-        named = dict(zip(group_names([own[0].pattern for own in found.values()]), found.values()))
+        firsts = [own[0] for own in found.values()]
+        crosses = [taken.is_cross for taken in firsts]
+        named = dict(zip(group_names([taken.pattern for taken in firsts], crosses), found.values()))
         main, *others = named
         if others:
             main = max(named, key=lambda name: _rank(name, named[name][0], self._text))
