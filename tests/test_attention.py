@@ -272,6 +272,18 @@ class TestScaledDotProductAttention:
         q = torch.randn(2, 4, 9, 8)
         assert (regard.scaled_dot_product_attention(q, q, q, dropout_p=1.0) == 0).all()
 
+    def test_a_number_may_be_a_tensor_without_axes(self):
+        q = torch.randn(2, 4, 9, 8)
+        options = {"dropout_p": torch.tensor(0.0), "scale": 1 / torch.sqrt(torch.tensor(3.0))}
+        theirs = torch.nn.functional.scaled_dot_product_attention(q, q, q, **options)
+        with regard.patch_torch() as patched, regard.record():
+            ours = torch.nn.functional.scaled_dot_product_attention(q, q, q, **options)
+        assert patched.replaced == {"": 1}
+        torch.testing.assert_close(ours, theirs)
+        for x in (torch.ones(1), torch.tensor(1.0, requires_grad=True)):
+            with pytest.raises(TypeError, match="scale is a Tensor; a number is needed"):
+                regard.scaled_dot_product_attention(q, q, q, scale=x)
+
     def test_autocast_leaves_float64_alone(self):
         q = torch.randn(2, 4, 9, 8, dtype=torch.float64)
         with torch.autocast("cpu", torch.bfloat16):

@@ -338,6 +338,7 @@ def torch_call(
     q, k, v = _autocast(*_broadcast_leading(query, key, value, enable_gqa))
     if enable_gqa and min(q.ndim, k.ndim, v.ndim) > 2 and k.shape[-3] != v.shape[-3]:
         k, v = (_repeat_heads(x, q.shape[-3]) for x in (k, v))
+    dropout_p, scale = _number(dropout_p), _number(scale)
     if dropout_p == 1.0:  # every weight is dropped
         v, dropout_p = 0.0 * v, 0.0
     options: dict[str, Any] = {"dropout": dropout_p, "scale": scale}
@@ -346,6 +347,11 @@ def torch_call(
     elif is_causal:
         options |= _causal(q, k)
     return q, k, v, options
+
+
+def _number(x: Any) -> Any:
+    """What torch takes for a number: a tensor without axes and gradient, too."""
+    return x.item() if is_tensor(x) and x.ndim == 0 and not x.requires_grad else x
 
 
 def _masked(mask: Any, q: Any, k: Any) -> dict[str, Any]:
