@@ -1051,6 +1051,32 @@ def test_a_cache_of_a_fixed_length_and_a_mask(cuts):
     np.testing.assert_allclose(recording.weights[0][...], whole[...].numpy(), atol=1e-6)
 
 
+@pytest.mark.parametrize("dtypes", [("float64", "float64"), ("bfloat16", "float32")], ids=str)
+@pytest.mark.parametrize("name", [None, "pass.safetensors"])
+def test_biases_of_a_generation_keep_their_digits(dtypes, name, tmp_path):
+    of_arrays, of_bias = (getattr(torch, name) for name in dtypes)
+    query, key = torch.randn(2, 1, 2, 9, 8, dtype=of_arrays)
+    model, bias = Operator(), 1000 + torch.randn(1, 2, 9, 9, dtype=of_bias)
+    with regard.record(path=name and tmp_path / name) as recording:
+        for low, high in ((0, 5), (5, 6), (6, 9)):
+            causal = torch.ones(high - low, high, dtype=torch.bool).tril(low)
+            own = bias[..., low:high, :high].masked_fill(~causal, -torch.inf)
+            k = key[:, :, :high]
+            model(query[:, :, low:high], k, k, own)
+    whole = regard.AttentionWeights(query[0], key[0], bias=bias[0], causal=True)
+    found, true = (np.asarray(weights[...]) for weights in (recording.weights[0], whole))
+    np.testing.assert_allclose(found, true, rtol=0, atol=1e-13 if found.itemsize == 8 else 1e-6)
+
+
+def test_sinks_keep_their_digits():
+    query, key = torch.randn(2, 1, 2, 9, 8, dtype=torch.bfloat16)
+    sinks, segments = torch.tensor([5.01, 7.01]), torch.arange(9)[None] // 4
+    with regard.record() as recording:
+        regard.attention(query, key, key, sinks=sinks, segments=segments)
+    whole = regard.AttentionWeights(query, key, sinks=sinks, segments=segments)
+    np.testing.assert_allclose(recording.weights[0][...], whole[0].numpy(), atol=1e-6)
+
+
 @pytest.mark.parametrize("ends", [((2, 5), (0, 5)), ((0, 3), (0, 5)), ((4, 5), (0, 4))], ids=str)
 def test_a_cache_of_a_fixed_length_and_padding(ends):
     query, key = torch.randn(2, 2, 2, 9, 8)

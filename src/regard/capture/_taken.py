@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -304,7 +305,7 @@ class Taken:
         query, key = whole(first.query, "query"), whole(first.key, "key")
         options = self._options(first.options, self._visible(b), query)
         if "bias" in first.options or any(part.bias is not None for part in self.later):
-            options["bias"] = self._bias(first, b, key.shape[1]).to(query)
+            options["bias"] = self._bias(first, b, key.shape[1]).to(query.device)
         if any(self.edits):
             options["edits"] = self._edits(b)
         return Layer(
@@ -323,13 +324,15 @@ class Taken:
         import torch
 
         place = np.concatenate(([0], np.cumsum(self.kept(b))))
-        known, Lq = first.options.get("bias"), first.query.shape[1]
-        rows = torch.zeros(first.heads, Lq, count)
-        if known is not None:
-            rows[..., : first.key.shape[1]] = _tensor(known)
+        given = [_tensor(first.options["bias"])] if "bias" in first.options else []
+        dtypes = [x.dtype for x in (*given, *(part.bias for part in self.later)) if x is not None]
+        zeros = functools.partial(torch.zeros, dtype=functools.reduce(torch.promote_types, dtypes))
+        rows = zeros(first.heads, first.query.shape[1], count)
+        for known in given:
+            rows[..., : first.key.shape[1]] = known
         parts = [rows]
         for part, (_, offset) in zip(self.later, self.calls[1:]):
-            rows = torch.zeros(first.heads, part.query.shape[2], count)
+            rows = zeros(first.heads, part.query.shape[2], count)
             if part.bias is not None:
                 own = part.bias[b if len(part.bias) > 1 else 0]
                 own = own[self.heads.own] if len(own) > 1 else own
@@ -421,7 +424,7 @@ class Taken:
             whole = len(given["sinks"]) != len(self.heads.numbers or given["sinks"])
             sinks = given["sinks"][self.heads.own] if whole else given["sinks"]
             options["sinks"] = (
-                copied(_tensor(sinks).detach().to(like)) if is_tensor(like) else sinks
+                copied(_tensor(sinks).detach().to(like.device)) if is_tensor(like) else sinks
             )
         if "mask" in visible and len(visible["mask"]) > 1:
             visible["mask"] = visible["mask"][self.heads.own]
