@@ -1,6 +1,7 @@
 """regard's operator in models of torch: the same numbers, and a report of what was replaced."""
 
 import copy
+import functools
 import io
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention as operator
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
@@ -27,6 +29,43 @@ class Attention(nn.Module):
         q, k, v = self.qkv(x).view(2, 10, 3, 4, 8).permute(2, 0, 3, 1, 4)
         y = scaled_dot_product_attention(q, k, v, is_causal=True)
         return y.transpose(1, 2).reshape(2, 10, 32)
+
+
+class Method(nn.Module):
+    def forward(self, x):
+        return self.attend(x)
+
+    @staticmethod
+    def attend(x):
+        return F.scaled_dot_product_attention(x, x, x)
+
+
+class Inherited(Method):
+    def forward(self, x):
+        return x + super().forward(x)
+
+
+class Nested(nn.Module):
+    def forward(self, x):
+        def attend(y):
+            return F.scaled_dot_product_attention(y, y, y)
+
+        return checkpoint(attend, x, use_reentrant=False)
+
+
+class Decorated(nn.Module):
+    @torch.autocast("cpu", enabled=False)
+    def forward(self, x):
+        return F.scaled_dot_product_attention(x, x, x)
+
+
+class Function(nn.Module):
+    def forward(self, x):
+        return attend(x)
+
+
+def attend(x):
+    return operator(x, x, x)
 
 
 class OwnAttention(nn.Module):
@@ -165,6 +204,28 @@ def test_a_copy_computes_with_its_own_parameters():
     with torch.no_grad():
         other[0].qkv.weight.mul_(2.0)
     assert not torch.allclose(other(X), model(X))
+
+
+@pytest.mark.parametrize("kind", [Method, Inherited, Nested, Decorated, Function])
+def test_the_operator_is_found_wherever_a_class_calls_it(kind, calls):
+    model = nn.Sequential(Attention(), kind())
+    with torch.no_grad():
+        expected = model(X)
+        replaced = regard.nn.replace(model)
+        torch.testing.assert_close(model(X), expected, atol=2e-6, rtol=1e-5)
+    assert replaced.replaced == {"0": 1, "1": 1}
+    assert len(calls) == 2
+
+
+def test_a_forward_of_one_module_alone_is_said_to_be_left(calls):
+    model = nn.Sequential(*(Attention() for _ in range(3)), OwnAttention())
+    model[1].forward = functools.partial(Attention.forward, model[1])
+    model[3].forward = attend
+    replaced = regard.nn.replace(model)
+    model(X)
+    assert replaced.replaced == {"0": 1, "2": 1}
+    assert [*replaced.left] == ["1", "3"]
+    assert "regard.patch_torch()" in replaced.left["1"]
 
 
 def is_torchs(model):

@@ -7,6 +7,7 @@ import copy
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor
@@ -21,6 +22,7 @@ from regard._operator.torch_calls import Running, TorchAttention, uncompiled
 
 WEIGHTS = "returns weights, which torch computes past its operator: need_weights=False"
 NESTED = "is called with nested tensors, which torch computes past its operator: pad them"
+OWN = "has a forward of its own beside its class's, which stays torch's: regard.patch_torch()"
 SCRIPTED = "is TorchScript, whose calls stay torch's: replace what it was made of"
 OF_ANY_CLASS = ("__dict__", "__weakref__")
 OPERATOR = "scaled_dot_product_attention"
@@ -138,12 +140,16 @@ def replace(model: Module) -> Replaced:
     """
     if not isinstance(model, Module):
         raise TypeError(f"replace: {type(model).__name__} is no torch.nn.Module.")
-    report, changed = Replaced(), []
+    report, changed, calls_operator = Replaced(), [], functools.cache(_calls_operator)
     for name, module in model.named_modules():
         kind = _torchs(module)
-        is_computed = _calls_operator(kind)
+        is_own = "forward" in vars(module) and not isinstance(module, ScriptModule)
+        is_computed = calls_operator(kind) and not is_own
         if is_computed:
             report.replaced[name] = 0
+        elif is_own:
+            if calls_operator(kind) or _names_operator(module.forward, set()):
+                report.left[name] = OWN
         elif issubclass(kind, ScriptModule):
             if hasattr(module, "forward") and OPERATOR in str(module.graph):
                 report.left[name] = SCRIPTED
@@ -206,12 +212,37 @@ def _is_changed(module: Any) -> bool:
 
 
 def _calls_operator(kind: Any) -> bool:
+    """Whether the methods of a class name torch's operator, or what they are written with does."""
     if issubclass(kind, MultiheadAttention):
         return True
     if issubclass(kind, ScriptModule):  # whose forward is no function
         return False
-    code = getattr(kind.forward, "__code__", None)
-    return code is not None and OPERATOR in code.co_names
+    seen: set[Any] = set()
+    own = (base for base in kind.__mro__ if base not in (Module, object))
+    return any(_names_operator(x, seen) for base in own for x in vars(base).values())
+
+
+def _names_operator(function: Any, seen: set[Any]) -> bool:
+    """The same of a function: with those in it, those it decorates, and those of its module."""
+    if isinstance(function, (staticmethod, classmethod, MethodType)):
+        function = function.__func__
+    if not isinstance(function, FunctionType) or function in seen:
+        return False
+    seen.add(function)
+    names: set[str] = set()
+    codes = [function.__code__]
+    while codes:
+        code = codes.pop()
+        names.update(code.co_names)
+        codes += [x for x in code.co_consts if isinstance(x, CodeType)]
+    known = [function.__globals__.get(name) for name in names]
+    builtin = {x.__name__ for x in known if isinstance(x, BuiltinFunctionType)}
+    if OPERATOR in names | builtin:
+        return True
+    others = [x for x in known if isinstance(x, FunctionType)]
+    others = [x for x in others if x.__module__ == function.__module__]
+    cells = [cell for cell in function.__closure__ or () if cell != CellType()]  # but empty ones
+    return any(_names_operator(x, seen) for x in (*others, *(x.cell_contents for x in cells)))
 
 
 @functools.cache
