@@ -1194,12 +1194,44 @@ def test_no_query_of_another_text_is_taken_for_padding(kind, keys):
             torch.testing.assert_close(found, weights, atol=1e-6, rtol=0)
 
 
+class Pooling(nn.Module):
+    """Attention of learned queries, or of given ones, to a text; only this is projected."""
+
+    def __init__(self):
+        super().__init__()
+        self.queries, self.kv = nn.Parameter(torch.randn(1, 10, 32)), nn.Linear(32, 64)
+
+    def forward(self, x, keep, queries=None):
+        q = self.queries * 1.0 if queries is None else queries
+        q, k, v = (y.unflatten(-1, (4, 8)).transpose(1, 2) for y in (q, *self.kv(x).chunk(2, -1)))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=keep)
+
+
+@pytest.mark.parametrize("queries", [None, X.flip(1)])
+def test_queries_that_no_projection_made_are_not_taken_for_padding(queries):
+    with regard.record() as recording:
+        Pooling()(X, torch.arange(10)[None] < 6, queries)
+    assert recording.weights[0].shape[1] == 10
+
+
 def test_padding_of_one_text_is_left_out_whatever_its_modules_are_called():
     keep = torch.arange(10)[None] < 6
     for model in (Separate(), Torchs()):
         with regard.record() as recording:
             model(X, X, keep)
         assert recording.weights[0].shape == (4, 6, 6)
+
+    class Adapted(Separate):
+        def __init__(self):
+            super().__init__()
+            self.q = nn.Sequential(self.q, nn.Dropout(0.0))  # as adapters are in their places
+
+        def forward(self, x, memory, keep):
+            return F.scaled_dot_product_attention(*self.project(x, memory), keep[:, None, None])
+
+    with regard.record() as recording:
+        Adapted()(X, X, keep)
+    assert recording.weights[0].shape == (4, 6, 6)
 
     class Inner(nn.Module):
         def forward(self, q, k, v, mask):

@@ -55,8 +55,9 @@ class Sources:
         self.ran: set[Module] = set()
         self._thread = threading.get_ident()
         self._stack: list[Module] = []
-        # For each of them, what its projections were called with, and the memory that they gave.
-        self._fed: list[list[tuple[Source, StorageWeakRef]]] = []
+        # For each of them, what its projections were called with, the memory that they gave, and
+        # how many numbers.
+        self._fed: list[list[tuple[Source, StorageWeakRef, int]]] = []
 
     @contextlib.contextmanager
     def followed(self, modules: Iterable[Module] | None = None) -> Iterator[None]:
@@ -113,7 +114,7 @@ class Sources:
         given, made = _memory(x), _memory(output)
         if given is not None and made is not None:
             source = given, x.storage_offset(), x.shape, x.stride()
-            self._fed[-1].append((source, made))
+            self._fed[-1].append((source, made, output.numel()))
 
     def _begun(self, module: Module) -> None:
         """The outermost module is called."""
@@ -121,11 +122,12 @@ class Sources:
     def _ended(self, output: Any) -> None:
         """It gave this; None where it raised."""
 
-    def are_of_one(self, query: Any, key: Any) -> bool:
+    def are_of_one(self, query: Any, key: Any, value: Any = None) -> bool:
         """Whether query and key are known to be made of one array, and so of the same tokens.
 
         Known are parts of one memory, as of one projection; what modules that run made of one
-        array; and what is made in a module whose projections all were of one array.
+        array; and what is made in a module whose projections all were of one array, where they gave
+        more numbers than those of which the place is known.
         """
         if query is key:
             return True
@@ -135,10 +137,15 @@ class Sources:
         if own == of_key or not self._fed:
             return own == of_key
         for fed in self._fed:
-            made = {out: source for source, out in fed}
+            made = {out: source for source, out, _ in fed}
             if own in made and of_key in made:
                 return made[own] == made[of_key]
-        made = {out: source for source, out in self._fed[-1]}
+        made = {out: source for source, out, _ in self._fed[-1]}
+        left = sum(count for *_, count in self._fed[-1])
+        left -= sum(x.numel() for x in (query, key, value) if _memory(x) in made)
+        is_seen = not any(child._modules for child in self._stack[-1].children())  # no adapters
+        if is_seen and any(x.numel() > left for x in (query, key) if _memory(x) not in made):
+            return False  # of a parameter, or of another module
         return len({source for source in made.values() if source[0] not in made}) == 1
 
 

@@ -94,7 +94,7 @@ class _Calls:
         if has_no_numbers(query, key):
             self._leave(UnsupportedError(WITHOUT_NUMBERS))
             return None
-        are_of_one = functools.partial(self._running.are_of_one, query, key)
+        are_of_one = functools.partial(self._running.are_of_one, query, key, value)
         if not torch._C._are_functorch_transforms_active():
             return self._take(name, query, key, value, options, are_of_one)
         query, key, value = (untracked(x) for x in (query, key, value))

@@ -313,7 +313,7 @@ def model_followed(
             return None
         if has_no_numbers(query, key):
             raise UnsupportedError(f"record: {names[module]} cannot be recorded: {WITHOUT_NUMBERS}")
-        are_of_one = functools.partial(sources.are_of_one, query, key)
+        are_of_one = functools.partial(sources.are_of_one, query, key, value)
         own = names[module], places_of(kind)
         return recorder.take(*own, query, key, value, options, are_of_one, allowed())
 
