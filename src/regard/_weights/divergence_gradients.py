@@ -117,15 +117,20 @@ class DivergenceGradient:
         found = {name: xp.full(tuple(x.shape), 0.0, xp.dtype) for name, x in inputs.items()}
         comparison._prepare(comparison._b, comparison._h, comparison._rows)
         read: ReadOnce = {}
-        for b in range(len(comparison._b)):
-            for h, (place, coefficient) in self._heads.items():
-                own = self._reader.term(b, h, self._every, read)
-                sides = self._sides(b, place, read)
-                rows = self._slopes_of_rows(b, h, coefficient * grad[b, place])
-                some = backend.divergence_gradients(self._kind, sides, self._side, own, rows, names)
+        places = [(b, h) for b in range(len(comparison._b)) for h in self._heads]
+        for some in comparison._held_at_once(places):  # before a pass takes the caches
+            asked = [
+                (self._sides(b, h, read), self._reader.term(b, h, self._every, read),
+                 self._slopes_of_rows(b, h, grad))
+                for b, h in some
+            ]  # fmt: skip
+            for (b, h), (sides, own, rows) in zip(some, asked):
+                of_head = backend.divergence_gradients(
+                    self._kind, sides, self._side, own, rows, names
+                )
                 for name, x in found.items():
                     at = _place_of_head(graph, name, b, h)
-                    x[at] += some[name].reshape(x[at].shape)
+                    x[at] += of_head[name].reshape(x[at].shape)
         return {name: xp.array(inputs[name], x) for name, x in found.items()}
 
     def _is_finite(self, grad: Any) -> bool:
@@ -135,17 +140,22 @@ class DivergenceGradient:
         return all(x.sum().isfinite() or x.isfinite().all() for x in given)
 
     def _places(self, b: int, h: int) -> list[tuple[PairMatrix[Any], tuple[int, int, slice]]]:
-        terms = self._comparison._terms
-        return [(term.matrix, term.matrix._at(b, h, self._every)) for term in terms]
+        """Of a head of the weights, in both sides."""
+        terms, place = self._comparison._terms, self._heads[h][0]
+        return [(term.matrix, term.matrix._at(b, place, self._every)) for term in terms]
 
     def _sides(self, b: int, h: int, read: ReadOnce) -> list[Any]:
         return [matrix._terms_of(*at, read) for matrix, at in self._places(b, h)]
 
-    def _slopes_of_rows(self, b: int, h: int, factors: Any) -> RowSlopes:
-        xp, place = self._comparison._xp, self._heads[h][0]
-        shares = [matrix._elsewhere(*at) for matrix, at in self._places(b, place)]
-        both, of_sink = BothRows.of_no_key(xp, *shares), None
+    def _shares(self, b: int, h: int) -> list[Any]:
+        """Those of no key, of both sides."""
+        return [matrix._elsewhere(*at) for matrix, at in self._places(b, h)]
+
+    def _slopes_of_rows(self, b: int, h: int, grad: Any) -> RowSlopes:
+        xp, (place, coefficient), of_sink = self._comparison._xp, self._heads[h], None
+        factors = coefficient * grad[b, place]
         if self._weights._call.sinks is not None:
+            both = BothRows.of_no_key(xp, *self._shares(b, h))
             of_sink = self._products(both, 0 * both.a, b, h, self._every)[:, -1]
             of_sink = factors * xp.cast(of_sink, "float64")
         value = xp.cast(self._value[b, place], "float64")
@@ -155,7 +165,7 @@ class DivergenceGradient:
             return RowSlopes(factors, of_sink, None)
         if not is_ratio(self._kind, self._side):
             return RowSlopes(factors, of_sink, factors * value)
-        of_keys = factors * (shares[1 - self._side][:, 0] - 1)
+        of_keys = factors * (self._shares(b, h)[1 - self._side][:, 0] - 1)
         return RowSlopes(factors, of_sink, of_keys if of_sink is None else of_keys + of_sink)
 
 

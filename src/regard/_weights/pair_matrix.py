@@ -331,8 +331,13 @@ class PairMatrix(PairQuestions[ArrayT]):
         return [one for one, fields in asked if fields is None]
 
     def _matrices_at_once(self) -> Iterator[list[tuple[int, int]]]:
-        """Places of matrices whose operands are held together: of a long one, its own alone."""
-        places = [(b, h) for b in range(len(self._b)) for h in range(len(self._h))]
+        """The places of matrices whose operands are held together."""
+        yield from self._held_at_once(
+            [(b, h) for b in range(len(self._b)) for h in range(len(self._h))]
+        )
+
+    def _held_at_once(self, places: list[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+        """Places, some at a time: of a long matrix its own alone."""
         step = max(1, TOKENS // max(1, len(self._rows) + self._width))
         for low in range(0, len(places), step):
             yield places[low : low + step]

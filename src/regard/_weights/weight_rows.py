@@ -102,11 +102,14 @@ class WeightReader:
 
     def elsewhere(self, b: int, h: int, rows: slice) -> Any:
         """``(rows, 1)`` float64: the share of no key, as in ``read_logarithms``."""
-        xp, part = self._xp, self.weights._head(b, h).part(rows)
+        xp, weights, statistics = self._xp, self.weights, self.weights._statistics
+        if weights._call.sinks is None and statistics.backend.reads_statistics:
+            place = weights._place
+            own = Place(place.b[b : b + 1], place.h[h : h + 1], place.rows[rows])
+            total = statistics.of(own)[1]
+            return xp.array(xp.full((), 0.0, "float64"), 1.0 * (total == 0)).reshape((-1, 1))
+        part = weights._head(b, h).part(rows)
         n = part.shape[0]
-        if part._call.sinks is None and part._statistics.backend.reads_statistics:
-            total = part._statistics.of(part._place)[1]
-            return xp.array(xp.full((), 0.0, "float64"), 1.0 * (total == 0)).reshape((n, 1))
         lse = xp.full((1, 1, n), -np.inf, "float64")
         part._reduce({"lse": lse})
         of_sink = self._of_sink(part, lse if part._call.sinks is not None else None, n)
