@@ -14,6 +14,7 @@ from regard import AttentionWeights
 from regard._weights.compare import Comparison
 from test_compare import KINDS, distributions, right
 from test_effects import SHOWN, scale_of
+from traced import peak_bytes
 
 Hq, Hkv, Lq, Lk, D, Dv = 4, 2, 301, 333, 16, 7
 MASK = np.random.default_rng(5).random((Hq, Lq, Lk)) < 0.7
@@ -450,6 +451,16 @@ def test_a_head_among_others_has_the_bits_of_one_alone(name):
         if h == 0:
             both = regard.mix([own, weights.matrix(b, 2)])
             same(mean[b], both.received())
+
+
+def test_a_mix_of_many_effects_has_the_operands_of_a_few_matrices_in_memory():
+    n, count = 512, 16
+    q, k, v, g = (numbers(32, n, size, seed=size).astype(np.float16) for size in (8, 9, 64, 64))
+    effects = AttentionWeights(q, k[..., :8]).effects(v, g, kind="contribution")
+    mix = regard.mix([effects] * count)
+    mix.received()
+    one = count * 2 * n * 64 * 4  # of 32: value and gradient of each term, as the kernels read them
+    assert peak_bytes(mix.received) < 8 * one
 
 
 def test_nan_is_behind_all_others_and_seen_in_sums():

@@ -16,6 +16,7 @@ from regard._base.deferred import DeferredArray, fetched
 from regard.heads import place_to_open
 from regard.recording import Layer, Recording, _remote
 from regard.viewer.answer import Answers
+from traced import peak_bytes
 
 pytest.importorskip("fsspec", reason="an extra")
 pytest.importorskip("aiohttp", reason="an extra")
@@ -277,6 +278,14 @@ def test_what_is_kept_is_bounded(server, path, monkeypatch):
         np.testing.assert_array_equal(row, made.weights[number][h, 17])
     for a, b in zip(found.layers, made.layers):
         np.testing.assert_array_equal(a.query, b.query)
+
+
+def test_a_mix_of_layers_has_the_heads_in_memory_that_it_is_at(server, path, monkeypatch):
+    monkeypatch.setattr(_remote, "CACHE_BYTES", 0)
+    found = Recording.load(server.serve(large(), path))
+    mix = regard.mix([found.weights[number] for number in (5, 6, 7)])
+    mix.received()  # and the statistics, of all heads of a layer at once
+    assert peak_bytes(mix.received) < 12 * HEAD  # query and key of one of 4 heads, of 3 layers
 
 
 # What can go wrong.

@@ -117,6 +117,10 @@ class Mix(PairMatrix[ArrayT]):
             for term in matrix._terms_of(*matrix._at(b, h if head is None else head, rows), read)
         ]
 
+    @property
+    def _term_count(self) -> int:
+        return sum(term.matrix._term_count for term in self._terms)
+
     def _compute(self, b: int, h: int, rows: slice) -> Rows:
         xp, found = self._xp, []
         for matrix, head, coefficient in self._terms:

@@ -97,6 +97,11 @@ class PairMatrix(PairQuestions[ArrayT]):
         """
         raise NotImplementedError
 
+    @property
+    def _term_count(self) -> int:
+        """How many sums ``_terms_of`` gives."""
+        return 1
+
     def _logarithms(self, b: int, h: int, rows: slice) -> Logarithms:
         """Some rows of one matrix of the source, which must be distributions."""
         raise NotImplementedError
@@ -318,16 +323,14 @@ class PairMatrix(PairQuestions[ArrayT]):
         rows = slice(self._rows.start, self._rows.stop, self._rows.step)
         read: ReadOnce = {}
         for some in self._matrices_at_once():
-            matrices = []
-            for at_b, at_h in some:
-                terms = self._terms_of(self._b[at_b], self._h[at_h], rows, read)
-                for fields in passes:
-                    own = {
-                        name: x if isinstance(x, (int, tuple)) else x[at_b, at_h]
-                        for name, x in fields.items()
-                    }
-                    matrices.append((terms, own))
-            backend.reduce_pairs(matrices)
+            backend.reduce_pairs(
+                [
+                    (terms, {name: x if isinstance(x, (int, tuple)) else x[at] for name, x in own})
+                    for at in some
+                    for terms in [self._terms_of(self._b[at[0]], self._h[at[1]], rows, read)]
+                    for own in (fields.items() for fields in passes)
+                ]
+            )
         return [one for one, fields in asked if fields is None]
 
     def _matrices_at_once(self) -> Iterator[list[tuple[int, int]]]:
@@ -338,7 +341,7 @@ class PairMatrix(PairQuestions[ArrayT]):
 
     def _held_at_once(self, places: list[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
         """Places, some at a time: of a long matrix its own alone."""
-        step = max(1, TOKENS // max(1, len(self._rows) + self._width))
+        step = max(1, TOKENS // max(1, (len(self._rows) + self._width) * self._term_count))
         for low in range(0, len(places), step):
             yield places[low : low + step]
 

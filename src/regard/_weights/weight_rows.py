@@ -79,17 +79,12 @@ class WeightReader:
         """
         call = self.weights._call
         # What is read of every head must not be more than the heads that are asked for.
-        alone = type(call.query) is DeferredArray or (
-            call.mask is not None and call.mask.shape[1] > 1
-        )
-        at = (b, h) if alone else None
-        key = id(self.weights), at, rows.start, rows.stop, rows.step
-        if (found := read.get(key)) is None:
-            whole = self.weights._head(b, h) if alone else self.weights
-            part = whole._cut(rows)
-            known = part._statistics.kept(part._place)
-            found = read[key] = Matrices(part._call.in_memory(), known)
-        return PairTerm(found, 0, 0) if alone else PairTerm(found, b, h)
+        if type(call.query) is DeferredArray or (call.mask is not None and call.mask.shape[1] > 1):
+            return PairTerm(_matrices(self.weights._head(b, h), rows), 0, 0)
+        key = id(self.weights), rows.start, rows.stop, rows.step
+        if key not in read:
+            read[key] = _matrices(self.weights, rows)
+        return PairTerm(read[key], b, h)
 
     def of_sink(self, b: int, h: int, rows: slice) -> Any:
         """``(rows,)`` float64: the weight of the sink in some rows; None where there is none."""
@@ -149,6 +144,12 @@ class WeightReader:
         empty = lse == -float("inf")
         below = sink - xp.where(empty, 0.0, lse)
         return xp.exp(xp.where(empty, -float("inf"), below)).reshape((n, 1))
+
+
+def _matrices(weights: AttentionWeights[Any], rows: slice) -> Matrices:
+    """Rows of all matrices of some weights, whose statistics are known."""
+    part = weights._cut(rows)
+    return Matrices(part._call.in_memory(), part._statistics.kept(part._place))
 
 
 def _of(place: range, rows: range) -> range:
