@@ -1197,21 +1197,49 @@ def test_no_query_of_another_text_is_taken_for_padding(kind, keys):
 class Pooling(nn.Module):
     """Attention of learned queries, or of given ones, to a text; only this is projected."""
 
-    def __init__(self):
+    def __init__(self, turns):
         super().__init__()
         self.queries, self.kv = nn.Parameter(torch.randn(1, 10, 32)), nn.Linear(32, 64)
+        self.turns = turns
 
     def forward(self, x, keep, queries=None):
         q = self.queries * 1.0 if queries is None else queries
         q, k, v = (y.unflatten(-1, (4, 8)).transpose(1, 2) for y in (q, *self.kv(x).chunk(2, -1)))
+        k = 1.5 * k if self.turns else k
         return F.scaled_dot_product_attention(q, k, v, attn_mask=keep)
 
 
+@pytest.mark.parametrize("turns", [False, True])
 @pytest.mark.parametrize("queries", [None, X.flip(1)])
-def test_queries_that_no_projection_made_are_not_taken_for_padding(queries):
+def test_queries_that_no_projection_made_are_not_taken_for_padding(queries, turns):
     with regard.record() as recording:
-        Pooling()(X, torch.arange(10)[None] < 6, queries)
+        Pooling(turns)(X, torch.arange(10)[None] < 6, queries)
     assert recording.weights[0].shape[1] == 10
+
+
+class Grouped(nn.Module):
+    """Attention whose key heads are repeated for the query heads, with or without positions."""
+
+    def __init__(self, heads, turns):
+        super().__init__()
+        self.turns = turns
+        self.q, self.k, self.v = (nn.Linear(32, 8 * n) for n in (8, heads, heads))
+
+    def forward(self, x, keep):
+        q, k, v = (p(x).unflatten(-1, (-1, 8)).transpose(1, 2) for p in (self.q, self.k, self.v))
+        q, k = (1.5 * y if turns else y for y, turns in zip((q, k), self.turns))
+        k, v = (
+            y[:, :, None].expand(-1, -1, 8 // y.shape[1], -1, -1).reshape(q.shape) for y in (k, v)
+        )
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=keep)
+
+
+@pytest.mark.parametrize("turns", [(0, 0), (0, 1), (1, 0), (1, 1)], ids=str)
+@pytest.mark.parametrize("heads", [1, 2, 8])
+def test_padding_is_left_out_where_key_heads_are_repeated(heads, turns):
+    with regard.record() as recording:
+        Grouped(heads, turns)(X, torch.arange(10)[None] < 6)
+    assert recording.weights[0].shape == (8, 6, 6)
 
 
 def test_padding_of_one_text_is_left_out_whatever_its_modules_are_called():

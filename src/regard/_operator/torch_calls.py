@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import math
 import sys
 import threading
 import warnings
@@ -127,7 +128,7 @@ class Sources:
 
         Known are parts of one memory, as of one projection; what modules that run made of one
         array; and what is made in a module whose projections all were of one array, where they gave
-        more numbers than those of which the place is known.
+        enough numbers beside those of which the place is known.
         """
         if query is key:
             return True
@@ -142,9 +143,11 @@ class Sources:
                 return made[own] == made[of_key]
         made = {out: source for source, out, _ in self._fed[-1]}
         left = sum(count for *_, count in self._fed[-1])
-        left -= sum(x.numel() for x in (query, key, value) if _memory(x) in made)
+        left -= sum(_distinct(x) for x in (query, key, value) if _memory(x) in made)
+        of_key_head = key.shape[:-3].numel() * key.shape[-2:].numel()  # the others may repeat it
+        numbers = (own, query.numel()), (of_key, of_key_head)
         is_seen = not any(child._modules for child in self._stack[-1].children())  # no adapters
-        if is_seen and any(x.numel() > left for x in (query, key) if _memory(x) not in made):
+        if is_seen and sum(count for memory, count in numbers if memory not in made) > left:
             return False  # of a parameter, or of another module
         return len({source for source in made.values() if source[0] not in made}) == 1
 
@@ -245,6 +248,11 @@ def _memory(x: Any) -> StorageWeakRef | None:
         return StorageWeakRef(x.untyped_storage())
     except (NotImplementedError, RuntimeError):  # of vmap, or of a class of its own
         return None
+
+
+def _distinct(x: Tensor) -> int:
+    """How many numbers it has, those counted once that a broadcast axis repeats."""
+    return math.prod(n for n, step in zip(x.shape, x.stride()) if step)
 
 
 class TorchAttention(TorchFunctionMode):
