@@ -206,7 +206,21 @@ def test_a_copy_computes_with_its_own_parameters():
     assert not torch.allclose(other(X), model(X))
 
 
-@pytest.mark.parametrize("kind", [Method, Inherited, Nested, Decorated, Function])
+def unfilled():
+    name = None
+
+    class Unfilled(nn.Module):
+        def other(self):
+            return name
+
+        def forward(self, x):
+            return F.scaled_dot_product_attention(x, x, x)
+
+    del name  # which leaves an empty cell
+    return Unfilled
+
+
+@pytest.mark.parametrize("kind", [Method, Inherited, Nested, Decorated, Function, unfilled()])
 def test_the_operator_is_found_wherever_a_class_calls_it(kind, calls):
     model = nn.Sequential(Attention(), kind())
     with torch.no_grad():
