@@ -1161,6 +1161,35 @@ class Separate(nn.Module):
         return F.scaled_dot_product_attention(q * 1.0, k * 1.0, v, attn_mask=keep[:, None, None])
 
 
+class OneClass(nn.Module):
+    """An encoder-decoder whose names do not tell self-attention from cross-attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = (
+            nn.ModuleList(nn.ModuleList(Separate() for _ in range(n)) for _ in range(2))
+            for n in (1, 2)
+        )
+
+    def forward(self, x, y):
+        def attend(attention, query, memory):
+            every = torch.ones(1, memory.shape[1], dtype=torch.bool)
+            return attention(query, memory, every).transpose(1, 2).flatten(2)
+
+        for (own,) in self.encoder:
+            x = attend(own, x, x)
+        for own, cross in self.decoder:
+            y = attend(cross, attend(own, y, y), x)
+
+
+def test_cross_attention_of_the_class_of_the_self_attention_is_named_so():
+    with regard.record() as recording:
+        OneClass()(X, X[:, :6])
+    layers = {name: one.layers for name, one in recording.groups.items()}
+    lengths = {name: (x.query.shape[1], x.key.shape[1]) for name, (x, _) in layers.items()}
+    assert lengths == {"encoder": (10, 10), "decoder": (6, 6), "cross": (6, 10)}
+
+
 class Torchs(nn.MultiheadAttention):
     """The same with torch's module."""
 
