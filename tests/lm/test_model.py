@@ -495,6 +495,12 @@ def test_a_config_that_cannot_be_read_is_told_with_the_way_out(tiny, tmp_path, c
         LanguageModel.load(tmp_path)
 
 
+def test_a_model_of_hugging_face_is_told_whatever_its_other_files_are(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(ValueError, match=r"a model of transformers, which regard\.hf\.load reads"):
+        LanguageModel.load(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors"])
 def test_a_missing_file_of_a_model_is_told_with_the_way_out(tiny, tmp_path, name):
     tiny.save(tmp_path)

@@ -81,11 +81,12 @@ class LanguageModel:
                 f"'{BUILTIN}' is the one in the package, `regard train` makes others; models of "
                 "Hugging Face are for regard.hf."
             )
+        config = Config.load(path / "config.json")  # which tells a model of Hugging Face
         for name in ("tokenizer.json", "model.safetensors"):
             if not os.path.lexists(path / name):
                 raise FileNotFoundError(f"{path / name}: no such file. {PUT_BACK}")
         return cls(
-            Config.load(path / "config.json"),
+            config,
             BytePairTokenizer.load(path / "tokenizer.json"),
             _stored_weights(path / "model.safetensors"),
             name=str(folder),
