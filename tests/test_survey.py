@@ -1023,12 +1023,14 @@ def test_every_thread_sets_the_threads_of_products_that_are_its_own(monkeypatch)
         seen.append(library.num_threads)
 
     with ThreadPoolExecutor(1) as pool:
-        with threads(2):  # comes first, and leaves first
-            last = pool.submit(other)
-            assert inside.wait(60)
-            assert library.num_threads == 2
-        assert library.num_threads == 8
-        go.set()
+        try:
+            with threads(2):  # comes first, and leaves first
+                last = pool.submit(other)
+                assert inside.wait(60)
+                assert library.num_threads == 2
+            assert library.num_threads == 8
+        finally:
+            go.set()
         last.result()
     assert seen == [2, 6]
 

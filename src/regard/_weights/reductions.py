@@ -120,19 +120,22 @@ def require_room_for_pairs(shape: tuple[int, ...], dtype: str) -> None:
     )  # fmt: skip
 
 
-def require_room_for_keys(shape: tuple[int, ...], dtype: str) -> None:
+OF_A_PART = ", of one head or of a part: weights.head(h).part(rows=slice(...)).topk(k)"
+
+
+def require_room_for_keys(shape: tuple[int, ...], dtype: str, fewer: str = OF_A_PART) -> None:
     """Raises MaterializeError where the top keys are above the limit: ``(B, H, Lq, k)``.
 
     One key of each query is no matter of a limit, as entropies are none.
+
+    Args:
+        fewer: how there are fewer, beside a smaller k.
     """
     size = 8 + np.dtype(dtype).itemsize  # key and number
     if shape[-1] > 1:
         require_materializable(
-            "topk", shape, 8 * size,
-            "Ask for fewer keys, of one head or of a part:"
-            " weights.head(h).part(rows=slice(...)).topk(k)",
-            f"keys of {size} bytes",
-        )  # fmt: skip
+            "topk", shape, 8 * size, f"Ask for fewer keys{fewer}", f"keys of {size} bytes"
+        )
 
 
 def require_room_for_bins(shape: tuple[int, ...], dtype: str) -> None:

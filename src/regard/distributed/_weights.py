@@ -381,7 +381,7 @@ class _Top:
     def __init__(self, weights: DistributedWeights, k: int) -> None:
         check_k(k, weights.layout.length, "keys")
         self._k, shape = k, (*weights.statistics.maximum.shape, k)
-        require_room_for_keys(shape, str(weights.dtype).removeprefix("torch."))
+        require_room_for_keys(shape, str(weights.dtype).removeprefix("torch."), fewer="")
         device = weights.statistics.maximum.device
         self._values = torch.zeros(shape, dtype=weights.dtype, device=device)
         self._keys = torch.zeros(shape, dtype=torch.int64, device=device)
