@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-KEY = "sha256"  # of the metadata
-# Says that there must be one: a file with a changed bit in the key would be one of before.
-MARK = {"checksum": KEY}
+# Of the metadata. Alone in that of weights: several keys are written in any order, and the same
+# weights are to be the same bytes.
+KEY = "sha256"
 
 
 def with_checksum(
     arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """The metadata of a file, with the checksum of its arrays and of the rest of the metadata."""
-    metadata = MARK if metadata is None else {**metadata, **MARK}
+    metadata = {} if metadata is None else dict(metadata)
     return metadata | {KEY: _sha256(arrays, metadata)}
 
 
@@ -29,12 +30,11 @@ def require_unchanged(
     """Compares the checksum of a file; those of earlier versions have none.
 
     Raises:
-        ValueError: it is another than that of the arrays and the metadata, or is not there and
-            must be.
+        ValueError: it is another than that of the arrays and the metadata, or has another key.
     """
     rest = {} if metadata is None else dict(metadata)
     found = rest.pop(KEY, None)
-    if found is None and not MARK.items() <= rest.items():
+    if found is None and not any(re.fullmatch("[0-9a-f]{64}", x) for x in rest.values()):
         return
     if found != _sha256(arrays, rest):
         raise ValueError("its checksum is another: some of its bits have changed")
