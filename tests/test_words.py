@@ -17,6 +17,7 @@ from regard._base.words import (
     spelled,
     word_starts,
 )
+from regard._call.visible import sees
 from regard.recording import Layer, Recording, Words, WordWeights
 from traced import peak_bytes
 
@@ -295,3 +296,11 @@ def test_characters_whose_bytes_several_tokens_have_are_whole():
     tokens = ["<bos>", "na", r"\xc3", r"\xaf", "ve", " x"]
     recording = Recording(tokens, [Layer(*(numbers(1, 6, 4),) * 2)])
     assert recording.in_words().tokens == ("<bos>", "naïve", " x")
+
+
+def test_a_piece_that_sees_nothing_shows_its_word_nothing():
+    q = np.zeros((1, 4, 2), np.float32)
+    ends = np.array([3, 0, 0, 0]), np.array([3, 4, 4, 4])  # the first: none, amid the second word
+    (visible,) = sees(regard.AttentionWeights(q, q, intervals=ends)._call)
+    words = np.array([0, 1]), np.array([0, 2])
+    np.testing.assert_array_equal(visible.any_in_runs(*words)[0], [[False, False], [True, True]])
