@@ -1,5 +1,6 @@
 """The benchmarks run; what they measure is not tested."""
 
+import itertools
 import json
 import math
 import os
@@ -7,6 +8,8 @@ import runpy
 import shutil
 import subprocess
 import sys
+import time
+import types
 from pathlib import Path
 
 import pytest
@@ -170,6 +173,19 @@ def headline(results, folder):
     result["tables"][0]["rows"][0]["shape"] = [1, 8, 2048, 64]
     (folder / "forward.json").write_text(json.dumps(result))
     return folder
+
+
+def test_every_contestant_runs_once_a_round_after_another_than_before(run):
+    import common
+
+    ran = []
+    runs = {name: lambda name=name: ran.append(name) or time.sleep(common.TURN) for name in "abcd"}
+    times = common.interleave(runs, types.SimpleNamespace(threads=2, quick=False), seconds=0.5)
+    rounds = [ran[8:][n : n + 4] for n in range(0, len(ran) - 8, 4)]  # after two calls to warm up
+    assert len(rounds) == len(times.seconds["a"]) >= 5
+    assert all(sorted(one) == [*"abcd"] for one in rounds)
+    after = {(x, y) for one in rounds for x, y in itertools.pairwise(one)}
+    assert all(len({x for x, y in after if y == name}) > 1 for name in "abcd")
 
 
 def test_the_report_replaces_what_stands_between_the_markers(results, run, tmp_path):
