@@ -289,6 +289,7 @@ struct Backward {
   char* value_grad;  // (B, Hkv, Lk, Dv); optional
   bool adds;         // to these three, which are Real then
   Array bias_grad;   // Real, optional, with the strides of the bias: 0 where it is broadcast
+  bool* finite;      // becomes false where query, key, value or grad are not; optional
 };
 
 // The cancellation flag of a job, which the calling thread sets when its `poll` returns true.

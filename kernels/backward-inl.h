@@ -205,6 +205,26 @@ static void add_tile(const Backward& g, BackwardMemory<E>& m, const KeyChunk& ch
     add_gradients(g, m, chunk, j0, int(high - j0 < kKeys ? high - j0 : kKeys));
 }
 
+// Tells whether the rows that the chunk and, at the first one, all queries read are finite.
+template <class E>
+static void check_finite(const Backward& g, const KeyChunk& chunk) {
+  const Problem& p = *g.problem;
+  bool all = true;
+  const auto check = [&](const Array& x, int64_t h, int64_t begin, int64_t end, int64_t D) {
+    all = all && by_stored<E>(p.type, [&]<class S>(S) {
+            return finite<S>(x.at(chunk.b, h, begin), x.strides[2], end - begin, D);
+          });
+  };
+  check(p.key, chunk.kv, chunk.begin, chunk.end, p.D);
+  check(p.value, chunk.kv, chunk.begin, chunk.end, p.Dv);
+  const int64_t group = p.Hq / p.Hkv, first = chunk.kv * group;
+  for (int64_t h = first; chunk.begin == 0 && h < first + group; ++h) {
+    check(p.query, h, 0, p.Lq, p.D);
+    check(g.grad, h, 0, p.Lq, p.Dv);
+  }
+  if (!all) __atomic_store_n(g.finite, false, __ATOMIC_RELAXED);
+}
+
 template <class E>
 static void run_backward(const void* pass, int64_t task, char* memory, const Stop& stop) {
   typedef typename E::Real Real;
@@ -216,6 +236,7 @@ static void run_backward(const void* pass, int64_t task, char* memory, const Sto
   const int64_t size = chunk_of<E>(g), heads = p.B * p.Hkv, c = task / heads, head = task % heads;
   const int64_t begin = c * size, end = begin + size < p.Lk ? begin + size : p.Lk;
   const KeyChunk chunk{head / p.Hkv, head % p.Hkv, begin, end};
+  if (g.finite) check_finite<E>(g, chunk);
   const int64_t group = p.Hq / p.Hkv, tiles = row_tiles_of<E>(p);
   const auto clear = [&](Real* sum, int64_t D) {
     std::memset((void*)sum, 0, size_t((end - begin) * m.padded(D)) * sizeof(Real));

@@ -73,7 +73,8 @@ void backward(const Call& call, const Gradients& arrays, int threads) {
       .key_grad = at<char>(arrays.key_grad),
       .value_grad = at<char>(arrays.value_grad),
       .adds = arrays.adds,
-      .bias_grad = array("bias_grad", arrays.bias_grad, {p.B, p.Hq, p.Lq, p.Lk})};
+      .bias_grad = array("bias_grad", arrays.bias_grad, {p.B, p.Hq, p.Lq, p.Lk}),
+      .finite = arrays.finite};
   run({target.backward(g), target.bias_gradient(g)}, threads);
 }
 

@@ -28,6 +28,7 @@ struct Gradients {
   std::vector<PairTerm> side_a, side_b;  // of a divergence
   int side = 0;
   bool adds = false;
+  bool* finite = nullptr;  // as in Backward
 };
 
 void backward(const Call& call, const Gradients& arrays, int threads);

@@ -78,22 +78,23 @@ void forward_with(const Call& options, const regard::Given& given, nb::handle ou
 }
 
 // The gradients of a call with the plain options of another into arrays like its own, or none; of
-// what `forward_of` gave. Returns whether it was computed: not where the gradient of the output is
+// what `forward_of` gave. Returns whether they are right: not where the gradient of the output is
 // not read where it lies, or not all is finite. `query_sum`: as in Gradients, or none.
 bool backward_of(const Call& options, const regard::Given& given, nb::handle grad, nb::handle out,
                  uintptr_t maximum, uintptr_t total, nb::handle query_sum, nb::handle query_grad,
                  nb::handle key_grad, nb::handle value_grad, int threads) {
   const auto of_output = regard::read_array(grad.ptr());
   if (!of_output) return false;
-  if (!are_finite({given.query, given.key, given.value, *of_output}, threads)) return false;
   const auto address = [](nb::handle x) { return x.is_none() ? 0 : std::get<0>(filled_ref(x)); };
   Gradients arrays;
   arrays.grad = of_output, arrays.out = filled_ref(out);
   arrays.maximum = maximum, arrays.total = total;
   arrays.query_sum = address(query_sum), arrays.query_grad = address(query_grad);
   arrays.key_grad = address(key_grad), arrays.value_grad = address(value_grad);
+  bool finite = true;
+  arrays.finite = &finite;
   backward(call_like(options, given), arrays, threads);
-  return true;
+  return finite;
 }
 
 }  // namespace

@@ -527,6 +527,29 @@ def test_every_number_is_looked_at(dtype):
 
 
 @pytest.mark.skipif(NO_PLANS, reason="there are no plans")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("which", ["query", "key", "value", "gradient"])
+def test_the_gradients_of_a_plan_are_right_wherever_one_number_is_not_finite(which, dtype, planned):
+    arrays = [torch.from_numpy(numbers(2, H, 600, 20, seed=H)) for H in (4, 2, 2, 4)]
+    arrays = [x.to(getattr(torch, dtype)) for x in arrays]
+    index = ["query", "key", "value", "gradient"].index(which)
+    heads = arrays[index].shape[1]
+    for place in [(0, 0, 0, 0), (1, heads - 1, 599, 19), (0, 1, 300, 17), (1, 0, 597, 3)]:
+        given = [x.clone() for x in arrays]
+        given[index][place] = float("nan" if place[2] == 300 else "inf")
+        found = []
+        plans._plans.clear()
+        for _ in range(2):
+            inputs = [x.requires_grad_() for x in given[:3]]
+            out = regard.attention(*inputs, window=(2, 1))
+            found.append(torch.autograd.grad(out, inputs, given[3]))
+        for x, y in zip(*found):
+            assert x.isfinite().any()
+            np.testing.assert_array_equal(as_numpy(x), as_numpy(y))
+    assert planned
+
+
+@pytest.mark.skipif(NO_PLANS, reason="there are no plans")
 def test_the_gradients_of_a_plan_are_differentiable_and_watched(planned):
     q, k, v = to_torch({n: numbers(1, 2, 5, 4, seed=i) for i, n in enumerate("qkv")}).values()
     inputs = [x.double().requires_grad_() for x in (q, k, v)]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard._backends import kernel, torch_gradients
 from regard._backends.kernel_calls import are_finite
-from regard._backends.kernel_plans import Plan
+from regard._backends.kernel_plans import NOTHING, Plan
 from regard._backends.torch_gradients import INPUTS
 from regard._backends.torch_ops import (
     CALL_SCHEMA,
@@ -155,33 +155,32 @@ class _Planned(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: Plan, given: Any
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        ctx.plan, arrays = plan, (query, key, value)
-        found = plan.with_statistics(query, value, given)
-        ctx.save_for_backward(*found, *arrays)
-        ctx.mark_non_differentiable(*found[1:])
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: Plan, given: Any, statistics: Any
+    ) -> Any:
+        out = plan.output(query, value, given, NOTHING, statistics)
+        ctx.plan, ctx.statistics = plan, statistics
+        ctx.save_for_backward(query, key, value, out)
         ctx.set_materialize_grads(False)
-        return found
+        return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         needs = ctx.needs_input_grad
         if grad is None:
             return (None,) * len(needs)
-        saved = ctx.saved_tensors
-        outputs, arrays = saved[:3], saved[3:]
+        *arrays, out = ctx.saved_tensors
         refuse_forward_mode(grad, *arrays)
-        is_own = _is_own(grad)
-        found = ctx.plan.gradients(arrays, needs, grad, outputs) if is_own else None
+        is_own, statistics = _is_own(grad), ctx.statistics
+        found = ctx.plan.gradients(arrays, needs, grad, out, statistics) if is_own else None
         if found is None:
             gradients = _gradients if is_own else _attend_backward
             needed = sum(need << bit for bit, need in enumerate(needs[:3]))
-            found = gradients(needed, grad, *outputs, *pack(ctx.plan.call_of(*arrays)))
-        return *(x if need else None for x, need in zip(found, needs[:3])), None, None
+            found = gradients(needed, grad, out, *statistics, *pack(ctx.plan.call_of(*arrays)))
+        return *(x if need else None for x, need in zip(found, needs[:3])), None, None, None
 
 
-# As ``Plan.with_statistics``, differentiable: of query, key, value, the plan and what is given.
+# As ``Plan.output``, differentiable: of query, key, value, the plan, what is given and the
+# statistics that it fills.
 planned = _Planned.apply
 
 

@@ -42,6 +42,7 @@ class Plan(NamedTuple):
     read: Any  # the known call as the kernels read it
     call: Call | None  # the known call without arrays; None where those of another are reshaped
     differentiable: Any  # ``kernel_ops.planned`` where the arrays are tensors
+    accumulates: Any  # the dtype of the row statistics
 
     def output(
         self,
@@ -49,11 +50,11 @@ class Plan(NamedTuple):
         value: Any,
         given: Any,
         moving: Moving = NOTHING,
-        statistics: tuple[Any, Any] | None = None,
+        statistics: Any = None,
     ) -> Any:
         """The output ``(..., Hq, Lq, Dv)`` of what ``kernels.given`` has read.
 
-        ``statistics``: arrays ``(B, Hq, Lq)`` that take maximum and total, where nothing moves.
+        ``statistics``: of ``new_statistics``, to be filled, where nothing moves.
         """
         assert kernels is not None
         if given.is_like_output and not isinstance(query, np.ndarray):
@@ -62,8 +63,7 @@ class Plan(NamedTuple):
             out = new_output(query, value.shape[-1])
         threads = 1 if given.products < FEW_PRODUCTS else get_num_threads()
         if moving is NOTHING:
-            maximum, total = map(address_of, statistics) if statistics else (0, 0)
-            kernels.forward_of(self.read, given, out, maximum, total, threads)
+            kernels.forward_of(self.read, given, out, *_addresses(statistics), threads)
             return out
         mask, intervals, segments, starts, lengths, edits = moving
         ends, ids = (
@@ -79,41 +79,45 @@ class Plan(NamedTuple):
         assert self.call is not None
         return self.call.changed(query=query, key=key, value=value)
 
-    def with_statistics(self, query: Any, value: Any, given: Any) -> tuple[Any, Any, Any]:
-        """The output and the row statistics, of a plan that has a call."""
-        assert self.call is not None
-        shape, dtype = query.shape[:3], accumulating_name(query)
-        if self.differentiable is None:
-            maximum, total = np.empty(shape, dtype), np.empty(shape, dtype)
-        else:
-            dtype = getattr(loaded.torch, dtype)
-            maximum, total = (query.new_empty(shape, dtype=dtype) for _ in range(2))
-        return self.output(query, value, given, NOTHING, (maximum, total)), maximum, total
+    def new_statistics(self, query: Any) -> Any:
+        """An array ``(2, B, Hq, Lq)`` for maximum and total."""
+        shape = 2, *query.shape[:3]
+        if isinstance(query, np.ndarray):
+            return np.empty(shape, self.accumulates)
+        return query.new_empty(shape, dtype=self.accumulates)
 
     def gradients(
-        self, arrays: Sequence[Any], needed: Sequence[bool], grad: Any, outputs: Sequence[Any]
+        self, arrays: Sequence[Any], needed: Sequence[bool], grad: Any, out: Any, statistics: Any
     ) -> list[Any] | None:
         """Of query, key and value, those needed, of a plan that has a call.
 
         None where something is not finite, or not to be read where it lies.
 
         Args:
-            outputs: output, maximum and total, of ``with_statistics``.
+            out, statistics: of ``output``.
         """
         assert kernels is not None
         assert self.call is not None
         if (given := kernels.given(*arrays, False)) is None or self.call.scale == 0.0:
             return None
-        query, out = arrays[0], outputs[0]
+        query = arrays[0]
         B = len(query)  # also of keys and values that all of the batch share: autograd sums these
         made = [x.new_empty((B, *x.shape[1:])) if need else None for x, need in zip(arrays, needed)]
         # Chunks of keys add to dQ in the dtype of the sums; the last one rounds it.
-        is_exact = query.dtype == outputs[1].dtype
-        summed = made[0] if is_exact or not needed[0] else outputs[1].new_empty(query.shape)
-        statistics = map(address_of, outputs[1:])
+        is_exact = query.dtype == self.accumulates
+        summed = made[0] if is_exact or not needed[0] else statistics.new_empty(query.shape)
         threads = 1 if given.products < FEW_PRODUCTS else get_num_threads()
-        done = kernels.backward_of(self.read, given, grad, out, *statistics, summed, *made, threads)
+        addresses = _addresses(statistics)
+        done = kernels.backward_of(self.read, given, grad, out, *addresses, summed, *made, threads)
         return made if done else None
+
+
+def _addresses(statistics: Any) -> tuple[int, int]:
+    """Of maximum and total; of none 0."""
+    if statistics is None:
+        return 0, 0
+    first = address_of(statistics)
+    return first, first + statistics.nbytes // 2
 
 
 def plan_of(call: Call, query: Any, moves: bool = False) -> Plan | None:
@@ -122,9 +126,10 @@ def plan_of(call: Call, query: Any, moves: bool = False) -> Plan | None:
         return None
     is_as_given = not moves and query.shape == call.query.shape
     alone = call.changed(query=None, key=None, value=None) if is_as_given else None
-    differentiable = None
+    differentiable, accumulates = None, accumulating_name(query)
     if call.is_torch:
         from regard._backends import kernel_ops
 
         differentiable = kernel_ops.planned
-    return Plan(call_as_read(call)[0], alone, differentiable)
+        accumulates = getattr(loaded.torch, accumulates)
+    return Plan(call_as_read(call)[0], alone, differentiable, accumulates)

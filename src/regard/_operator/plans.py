@@ -160,7 +160,9 @@ def output(found: Known | None, query: Any, key: Any, value: Any) -> Any:
     _, given, moving = found
     if not given.differentiates:
         return plan.output(query, value, given, moving)
-    return None if plan.call is None else plan.differentiable(query, key, value, plan, given)[0]
+    if plan.call is None:
+        return None
+    return plan.differentiable(query, key, value, plan, given, plan.new_statistics(query))
 
 
 def with_statistics(
@@ -172,10 +174,11 @@ def with_statistics(
     _, given, moving = found
     if moving is not NOTHING or plan.call is None:  # it is to be read first
         return None
+    statistics = plan.new_statistics(query)
     if given.differentiates:
-        out, *statistics = plan.differentiable(query, key, value, plan, given)
+        out = plan.differentiable(query, key, value, plan, given, statistics)
     else:
-        out, *statistics = plan.with_statistics(query, value, given)
+        out = plan.output(query, value, given, NOTHING, statistics)
     maximum, total = statistics
     return out, plan.call_of(query, key, value), _backends.by_name("kernel"), (maximum, total)
 
