@@ -130,6 +130,20 @@ def test_a_compiled_model_is_one_graph():
     torch.testing.assert_close(ours, expected)
 
 
+def test_a_compiled_forward_takes_the_masks_of_a_generation():
+    settings = {"max_new_tokens": 6, "do_sample": False, "cache_implementation": "static"}
+    config = transformers.LlamaConfig(
+        vocab_size=97, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=2, pad_token_id=0,
+    )  # fmt: skip
+    found = transformers.LlamaForCausalLM(config).eval()
+    expected = found.generate(texts(), attention_mask=padding(), **settings)
+    found.set_attn_implementation("regard")
+    torch.compiler.reset()
+    found.forward = torch.compile(found.forward, fullgraph=True, backend="eager")
+    assert torch.equal(found.generate(texts(), attention_mask=padding(), **settings), expected)
+
+
 def numbers(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 

@@ -124,7 +124,7 @@ class Content:
 
     def bools(self) -> Tensor:
         """``(B, 1 or H, Lq, Lk)``, True = sees."""
-        if self._bools is None:
+        if self._bools is None and not is_recorded():
             self._bools = self._last_query()
         if self._bools is None:
             self._bools = self._evaluate.rows(0, self._evaluate.queries)
@@ -151,6 +151,8 @@ class Content:
             self.was_written or _version(self._additive) != self._version
         ):
             return options_of(self._additive[..., :keys], self.sizes[1], keys)
+        if is_recorded():  # as where a model's forward alone is compiled, and masks come to it
+            return {"mask": self.bools()[..., :keys]}
         if keys not in self._options:
             self._options[keys] = self._found(keys)
         return self._options[keys]
