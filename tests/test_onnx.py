@@ -2,6 +2,7 @@
 
 import functools
 import io
+import sys
 
 import numpy as np
 import onnx
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import regard
+import regard.nn
 
 # What torch's exporters themselves use and print, and that a trace holds the checks of shapes.
 pytestmark = [
@@ -180,3 +182,16 @@ def test_a_named_backend_that_onnx_cannot_hold_says_so():
     model = Model(regard.attention, {"backend": "kernel"}).eval()
     with pytest.raises(regard.UnsupportedError, match="kernel: ONNX has no such operator"):
         export(model, triple(), dynamo=False)
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_a_replaced_model_is_exported_in_a_fresh_process(dynamo, monkeypatch):
+    monkeypatch.delitem(sys.modules, "regard._backends.onnx", raising=False)
+    monkeypatch.delattr(regard._backends, "onnx", raising=False)
+    model = torch.nn.TransformerEncoder(
+        torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2
+    ).eval()
+    regard.nn.replace(model)
+    with torch.no_grad():
+        written, fresh = export(model, (draw(2, 5, 32),), dynamo=dynamo), draw(2, 5, 32)
+        torch.testing.assert_close(run(written, fresh), model(fresh), rtol=1e-5, atol=1e-5)

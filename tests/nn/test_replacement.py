@@ -3,6 +3,7 @@
 import copy
 import functools
 import io
+import threading
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.functional import scaled_dot_product_attention as operator
 from torch.nn.utils import parametrize
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import regard
@@ -482,8 +484,34 @@ def test_a_model_without_torchs_operator_is_refused():
         regard.nn.replace("model")
 
 
+def test_calls_are_seen_while_another_thread_is_within_torchs_layer():
+    is_within, is_done = threading.Event(), threading.Event()
+
+    class Waiting(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            if func is F.multi_head_attention_forward:
+                is_within.set()
+                is_done.wait(20)
+            return func(*args, **kwargs or {})
+
+    def run():
+        layer = nn.MultiheadAttention(32, 4, batch_first=True).eval()
+        with Waiting(), regard.patch_torch():
+            layer(X, X, X, need_weights=False)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        assert is_within.wait(20)
+        with regard.patch_torch() as patched:
+            F.scaled_dot_product_attention(X, X, X)
+    finally:
+        is_done.set()
+        thread.join()
+    assert (patched.replaced, patched.left) == ({"": 1}, {})
+
+
 def test_threads_leave_torch_as_it_was():
-    import threading
 
     operator = F.scaled_dot_product_attention
     layers = [nn.MultiheadAttention(32, 4, batch_first=True).eval() for _ in range(2)]

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
-from torch.nn.functional import scaled_dot_product_attention
 
 from regard._backends.formula import capped, is_capped, scaled
 from regard._base.arrays import arrays_of
 from regard._base.errors import UnsupportedError
+from regard._base.torch_state import scaled_dot_product_attention
 from regard._call.call import Call
 from regard._call.visible import window_rules
 

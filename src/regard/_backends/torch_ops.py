@@ -14,14 +14,19 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.flop_counter import register_flop_formula
 
 from regard._backends import formula, torch_gradients
 from regard._backends.torch_gradients import INPUTS
 from regard._base.arrays import arrays_of
 from regard._base.errors import UnsupportedError
-from regard._base.torch_state import exact, is_exported_to_onnx, is_recorded, is_rounded
+from regard._base.torch_state import (
+    exact,
+    is_exported_to_onnx,
+    is_recorded,
+    is_rounded,
+    scaled_dot_product_attention,
+)
 from regard._call.call import Call
 from regard._call.contents import check_contents
 from regard._call.options import ARRAYS, NUMBERS

@@ -22,6 +22,8 @@ _profiles = torch._C._autograd._profiler_enabled
 _is_batch = torch._C._functorch.is_legacy_batchedtensor
 records_gradients = torch.is_grad_enabled
 _forward_mode = torch.autograd.forward_ad
+# That of torch.nn.functional, where another stands for a while: see ``torch_calls``.
+scaled_dot_product_attention = torch._C._nn.scaled_dot_product_attention
 compiling.bind(_compiles, torch._C._dynamo.eval_frame.get_eval_frame_callback)
 
 

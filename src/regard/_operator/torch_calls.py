@@ -27,6 +27,8 @@ from torch.overrides import (
     _push_mode,
 )
 
+from regard._base.torch_state import scaled_dot_product_attention
+
 Source = tuple[StorageWeakRef, Any, torch.Size, tuple[int, ...]]
 
 
@@ -281,7 +283,7 @@ class TorchAttention(TorchFunctionMode):
     ) -> Any:
         """Hands it over, or calls whatever else torch was asked for."""
         kwargs = kwargs or {}
-        if func is functional.scaled_dot_product_attention:
+        if func is scaled_dot_product_attention:
             return self._compute(func, *args, **kwargs)
         if func is functional.multi_head_attention_forward:
             named = _SIGNATURE.bind(*args, **kwargs).arguments
