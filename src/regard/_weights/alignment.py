@@ -7,7 +7,7 @@ Source: Radford et al. 2022 (Whisper), its timing.py; Sakoe & Chiba 1978 for the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, overload
 
 import numpy as np
@@ -16,6 +16,7 @@ from regard._base.arrays import arrays_of, to_numpy
 from regard._base.errors import ShapeError, a_type
 from regard._base.settings import require_materializable
 from regard._base.types import AlignHow, ArrayT, Float, FloatingT, IndexT, Int
+from regard._call.checks import read_flag
 from regard._weights.parts import int_of, place_of
 from regard._weights.questions import at_once
 
@@ -97,8 +98,8 @@ def align(
 
     Source: Radford et al. 2022, whose implementation is whisper/timing.py.
     """
-    chosen = []
-    for pair in heads:
+    layers, chosen = _listed("layers", layers, "AttentionWeights"), []
+    for pair in _listed("heads", heads, "pairs (layer, head)"):
         try:
             layer, head = pair
         except (TypeError, ValueError):
@@ -113,6 +114,7 @@ def aligned(
 ) -> Alignment[Any, Any]:
     """The alignment by some heads, each of its weights; None for weights without heads."""
     _check(heads, how, width)
+    normalise = read_flag("normalise", normalise, "align")
     weights = heads[0][0]
     shape = _shape(weights)
     require_materializable(
@@ -277,5 +279,13 @@ def chosen_heads(weights: AttentionWeights[Any], heads: Any) -> Iterator[tuple[A
         return
     if isinstance(heads, (int, np.integer)):
         raise TypeError(f"align: heads is {heads}, an int; a list is needed: [{heads}].")
-    for head in weights.head_numbers if heads is None else heads:
-        yield weights, head
+    chosen = weights.head_numbers if heads is None else _listed("heads", heads, "ints")
+    for head in chosen:
+        yield weights, int_of("align: head", head)
+
+
+def _listed(name: str, given: Any, of: str) -> Any:
+    """What holds several, with their number; an array without axes is one of them."""
+    if not isinstance(given, Iterable) or getattr(given, "ndim", 1) == 0:
+        raise TypeError(f"align: {name} is {a_type(given)}; a list of {of} is needed.")
+    return given if isinstance(given, Sized) else tuple(given)

@@ -69,7 +69,7 @@ class Derived(Blocks[ArrayT]):
 
         Raises:
             IndexError: no such head, or heads of weights without that axis.
-            TypeError: heads is an int, or the width is none.
+            TypeError: heads is no list of ints, the width no int, or ``normalise`` no bool.
             ValueError: another ``how``, an even width, no head, or weights of NaN.
             MaterializeError: a matrix is above the limit.
 

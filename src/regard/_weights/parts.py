@@ -86,6 +86,15 @@ def part_of(name: str, part: slice | None, n: int, what: str = "weights") -> sli
     return slice(start, max(start, stop), step)
 
 
+def is_of_ints(part: slice) -> bool:
+    """Whether the ends of a slice are ints, and its step one other than 0."""
+    try:
+        part.indices(0)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 def int_of(what: str, number: Any) -> int:
     """An int from whatever stands for one; not a bool, though Python counts with it.
 
@@ -131,7 +140,9 @@ def counts_from_0(numbers: Sequence[int]) -> bool:
 
 
 def told_numbers(numbers: Sequence[int]) -> str:
-    """``there are 4, 0 to 3``, or ``there are 3, 7``."""
+    """``there are 4, 0 to 3``, ``there are 3, 7``, or ``there are none``."""
+    if not numbers:
+        return "there are none"
     if counts_from_0(numbers):
         return f"there are {len(numbers)}, 0 to {len(numbers) - 1}"
     return f"there are {listed(numbers)}"
@@ -182,6 +193,10 @@ def basic_index(
                 raise IndexError(
                     f"{what}: a slice of the heads {listed(own)} would count them anew. Write :"
                     f" for all of them, or the number of one, as in {what}[{own[0]}]."
+                )
+            if not is_of_ints(pick):
+                raise IndexError(
+                    f"{what}: index {axis} is {pick}; its ends must be ints, and its step not 0."
                 )
             continue
         if isinstance(pick, bool) or not isinstance(pick, (int, np.integer)):
