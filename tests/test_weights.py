@@ -276,6 +276,8 @@ def test_any_basic_index_gives_what_it_gives_of_the_whole(index, library):
         (([0, 1],), "index 0 is a list; ints, slices and ... are understood"),
         ((True,), "index 0 is a bool"),
         ((None,), "index 0 is a NoneType"),
+        ((slice(None, None, 0),), r"index 0 is slice\(None, None, 0\); .* its step not 0"),
+        ((0, 0, slice("a", None)), r"index 2 is slice\('a', None, None\); its ends must be ints"),
     ],
 )
 def test_other_indices_are_refused(index, message):
@@ -400,6 +402,8 @@ def test_the_limit_is_moved_and_taken_back():
         assert np.asarray(weights).shape == (10, 10)
     with pytest.raises(ValueError, match="weights_bytes is 0; it must be positive"):
         regard.limits(weights_bytes=0)
+    with pytest.raises(TypeError, match="weights_bytes is True; a number is needed"):
+        regard.limits(weights_bytes=True)
     with pytest.raises(TypeError, match="weights_bytes is '8e9'; a number is needed"):
         regard.limits(weights_bytes="8e9")
 
@@ -634,6 +638,8 @@ class TestPlot:
         weights = AttentionWeights(np.ones((3, 5, 4)), np.ones((3, 5, 4)))
         with pytest.raises(regard.ShapeError, match="2 tokens for 5 queries and 5 keys"):
             weights.plot(tokens=["a", "b"])
+        with pytest.raises(TypeError, match="plot: tokens are no strings; one is needed"):
+            weights.plot(tokens=[1, 2, 3, 4, 5])
         with pytest.raises(IndexError, match="index 3 is out of range"):
             weights.plot(3)
         with pytest.raises(IndexError, match="2 indices for 1 axes"):

@@ -31,7 +31,7 @@ class limits:  # noqa: N801 - used like a function, and as a context manager
 
     def __init__(self, *, weights_bytes: float) -> None:
         global _weights_bytes
-        if not isinstance(weights_bytes, numbers.Real):
+        if not isinstance(weights_bytes, numbers.Real) or isinstance(weights_bytes, bool):
             raise TypeError(f"limits: weights_bytes is {weights_bytes!r}; a number is needed.")
         if not weights_bytes > 0:
             raise ValueError(

@@ -233,6 +233,8 @@ def plot_weights(
     Lq, Lk = matrix.shape
     if not matrix.size:
         raise ShapeError(f"plot: a matrix of shape {(Lq, Lk)} has nothing to draw.")
+    if tokens is not None and not all(isinstance(token, str) for token in tokens):
+        raise TypeError("plot: tokens are no strings; one is needed for each key or query.")
     if tokens is not None and len(tokens) not in (Lq, Lk):
         raise ShapeError(f"plot: {len(tokens)} tokens for {Lq} queries and {Lk} keys.")
     of_queries = tokens if tokens is not None and len(tokens) == Lq else None

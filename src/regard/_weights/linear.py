@@ -14,6 +14,7 @@ from regard._base.errors import ShapeError, UnsupportedError
 from regard._base.settings import require_materializable
 from regard._base.types import Array, ArrayT, BlocksHow, FloatingT, Int, Integers
 from regard._call.call import Call
+from regard._call.checks import read_flag
 from regard._call.visible import Visibility
 from regard._weights.array_names import missing
 from regard._weights.differentiable import differentiable, is_differentiated, pairs_with_gradient
@@ -370,6 +371,7 @@ class LinearForms(Unstored, Generic[ArrayT]):
         refuse(out=out)
         if isinstance(axis, tuple):
             raise TypeError("weights: argmax takes one axis, an int, or None for all.")
+        keepdims = read_flag("keepdims", keepdims, "weights")
         axes, shape = read_axes(axis, self.shape), self.shape
         if 0 in (shape[n] for n in axes):
             raise ValueError(f"weights: argmax of {shape}, an axis of no weights.")
@@ -390,6 +392,7 @@ class LinearForms(Unstored, Generic[ArrayT]):
         return _kept(found, axes, shape) if keepdims else found
 
     def _along(self, name: str, axis: Any, keepdims: bool) -> Any:
+        keepdims = read_flag("keepdims", keepdims, "weights")
         axes, shape = read_axes(axis, self.shape), self.shape
         queries, keys = len(shape) - 2, len(shape) - 1
         if queries not in axes and keys not in axes:

@@ -21,6 +21,7 @@ from regard._base.arrays import (
 from regard._base.errors import ShapeError, a_type
 from regard._call.call import Call
 from regard._call.tensors import require_dense
+from regard._weights.parts import is_of_ints
 
 
 def read_operand(call: Call, name: str, x: Any, length: int) -> tuple[Any, bool]:
@@ -85,9 +86,17 @@ def contiguous(x: Any) -> Any:
     return x.contiguous() if is_tensor(x) else np.ascontiguousarray(x)
 
 
+def _read(name: str, x: Any) -> np.ndarray:
+    """An array of NumPy from whatever holds one."""
+    if not is_tensor(x):
+        return read_array(f"weights: {name}", x)
+    require_dense(name, x)
+    return to_numpy(x)
+
+
 def read_integers(name: str, x: Any, error: type[Exception] = ValueError) -> np.ndarray:
     """An array of int64, of ints in any form; an error of that type says what is no int64."""
-    found = to_numpy(x) if is_tensor(x) else read_array(f"weights: {name}", x)
+    found = _read(name, x)
     if not found.size:
         return np.zeros(found.shape, np.int64)
     if found.dtype.kind not in "iu":
@@ -146,8 +155,10 @@ def read_indices(name: str, x: Any, n: int) -> np.ndarray:
 def read_set(x: Any, n: int) -> np.ndarray:
     """The rising positions of some of n keys, of a slice, a mask or indices."""
     if isinstance(x, slice):
+        if not is_of_ints(x):
+            raise TypeError(f"weights: keys is {x}; its ends must be ints, and its step not 0.")
         return np.sort(np.arange(n)[x])
-    found = to_numpy(x) if is_tensor(x) else read_array("weights: keys", x)
+    found = _read("keys", x)
     if found.dtype == bool:
         if found.shape != (n,):
             raise ShapeError(f"weights: keys is a mask of shape {found.shape}; ({n},) is needed.")
