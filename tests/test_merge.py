@@ -686,6 +686,8 @@ def test_statistics_of_16_bits_would_make_other_weights(dtype):
         ({"output_dtype": "int8"}, ValueError, "output_dtype is int8; of a query of float64"),
         ({"output_dtype": "float32"}, ValueError,
          "output_dtype is float32; of a query of float64 it can be float64"),
+        ({"output_dtype": np.float64(2)}, TypeError, r"output_dtype is .*; a dtype is needed"),
+        ({"output_dtype": torch.ones(2)}, TypeError, r"output_dtype is .*; a dtype is needed"),
         ({"output_dtype": 3}, TypeError, r"output_dtype is 3; a dtype is needed"),
     ],
 )  # fmt: skip

@@ -377,6 +377,8 @@ def _read_dtype(name: str, x: Any, given: Given) -> str | None:
     """The name of the dtype of the output; None for the query's."""
     own, wide = dtype_name(given.query), accumulating_name(given.query)
     try:
+        if is_array(x) or is_tensor(x) or isinstance(x, np.generic):
+            raise TypeError  # NumPy would take them for their dtype
         asked = str(x if isinstance(x, str) or is_torch_dtype(x) else np.dtype(x))
     except TypeError:
         raise TypeError(
