@@ -78,7 +78,8 @@ def _numbers(call: Call, name: str, x: Any) -> Any:
             f"weights: {name} is on {x.device} and the query on {call.query.device}; move it with "
             f"{name}.to(weights.device)."
         )
-    return x.to(getattr(loaded.torch, accumulating_name(call.query)))
+    # Backends read memory, where the numbers of a conjugate's ``imag`` have the other sign.
+    return x.to(getattr(loaded.torch, accumulating_name(call.query))).resolve_neg()
 
 
 def contiguous(x: Any) -> Any:
