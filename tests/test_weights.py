@@ -638,8 +638,9 @@ class TestPlot:
         weights = AttentionWeights(np.ones((3, 5, 4)), np.ones((3, 5, 4)))
         with pytest.raises(regard.ShapeError, match="2 tokens for 5 queries and 5 keys"):
             weights.plot(tokens=["a", "b"])
-        with pytest.raises(TypeError, match="plot: tokens are no strings; one is needed"):
-            weights.plot(tokens=[1, 2, 3, 4, 5])
+        for tokens in ([1, 2, 3, 4, 5], 5):
+            with pytest.raises(TypeError, match="plot: tokens is .*; a list of strings is needed"):
+                weights.plot(tokens=tokens)
         with pytest.raises(IndexError, match="index 3 is out of range"):
             weights.plot(3)
         with pytest.raises(IndexError, match="2 indices for 1 axes"):

@@ -8,14 +8,14 @@ import math
 import numbers
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from regard._base.arrays import to_numpy
-from regard._base.errors import ShapeError, UnsupportedError
+from regard._base.errors import ShapeError, UnsupportedError, a_type
 from regard._base.extras import needed_by
 from regard._base.files import check_ending, replaced_when_complete
 from regard._base.settings import counted
@@ -233,8 +233,11 @@ def plot_weights(
     Lq, Lk = matrix.shape
     if not matrix.size:
         raise ShapeError(f"plot: a matrix of shape {(Lq, Lk)} has nothing to draw.")
-    if tokens is not None and not all(isinstance(token, str) for token in tokens):
-        raise TypeError("plot: tokens are no strings; one is needed for each key or query.")
+    if tokens is not None and not _are_strings(tokens):
+        raise TypeError(
+            f"plot: tokens is {a_type(tokens)}; a list of strings is needed, one for each key or"
+            " query."
+        )
     if tokens is not None and len(tokens) not in (Lq, Lk):
         raise ShapeError(f"plot: {len(tokens)} tokens for {Lq} queries and {Lk} keys.")
     of_queries = tokens if tokens is not None and len(tokens) == Lq else None
@@ -252,6 +255,12 @@ def plot_weights(
     ax.set_xlabel("key")
     ax.set_ylabel("query")
     return ax
+
+
+def _are_strings(tokens: Any) -> bool:
+    """Whether they are several strings, with their number."""
+    is_list = isinstance(tokens, Sized) and isinstance(tokens, Iterable)
+    return is_list and all(isinstance(token, str) for token in tokens)
 
 
 def _style() -> Any:
