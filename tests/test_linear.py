@@ -595,7 +595,8 @@ def test_operands_whose_sign_is_kept_beside_their_numbers_are_read_with_it(backe
     query, key = torch.from_numpy(numbers(2, 2, 6, 4, dtype=float))
     weights = AttentionWeights(query, key, backend=backend)
     x = torch._neg_view(torch.from_numpy(numbers(6, 3, dtype=float)))
-    assert x.is_neg() and x.is_contiguous()
+    assert x.is_neg()
+    assert x.is_contiguous()
     for form in (weights, weights.T):
         close(form @ x, form @ x.resolve_neg())
 

@@ -639,7 +639,7 @@ class TestPlot:
         with pytest.raises(regard.ShapeError, match="2 tokens for 5 queries and 5 keys"):
             weights.plot(tokens=["a", "b"])
         for tokens in ([1, 2, 3, 4, 5], 5):
-            with pytest.raises(TypeError, match="plot: tokens is .*; a list of strings is needed"):
+            with pytest.raises(TypeError, match=r"plot: tokens is .*; a list of strings is needed"):
                 weights.plot(tokens=tokens)
         with pytest.raises(IndexError, match="index 3 is out of range"):
             weights.plot(3)
