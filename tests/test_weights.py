@@ -81,6 +81,13 @@ def test_max_score_leaves_out_the_sinks(backend):
     torch.testing.assert_close(rows, scores[..., 4:7, :].amax((-1, -2)), rtol=1e-6, atol=0)
 
 
+def test_scores_that_overflow_are_infinite_without_a_warning():
+    query, key = np.array([[1.0, 2.0]]), np.array([[1.0, 1.0], [0.0, 2.0]])
+    weights = AttentionWeights(query, key, scale=1e308, backend="kernel")
+    assert weights.lse == np.inf
+    assert weights.max_score == np.inf
+
+
 @pytest.mark.parametrize("backend", ["kernel", "torch", "reference"])
 def test_max_score_of_scores_that_are_not_finite(backend):
     q, k = (torch.randn(1, 3, 9, 4) for _ in range(2))

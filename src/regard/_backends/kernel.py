@@ -228,7 +228,7 @@ def reduce(
     assert kernels is not None
     read, _held = call_as_read(call.without_value())
     if (lse := fields.pop("lse", None)) is not None:
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", over="ignore"):
             into = lse.numpy() if call.is_torch else lse
             into[...] = maximum
             into *= score_unit(call)
@@ -381,7 +381,7 @@ def _largest_scores(call: Call, maximum: Any, total: Any, factor: float, into: A
         call = call.without_value().changed(sinks=None)
         maximum, total = map(to_numpy, forward(call)[1:])
     into[...] = maximum
-    with np.errstate(invalid="ignore"):  # of infinities, with a scale of 0
+    with np.errstate(invalid="ignore", over="ignore"):  # invalid: infinities, with a scale of 0
         into *= factor * math.log(2)
     into[np.isnan(total) & (into < np.inf)] = np.nan  # the kernels' maximum passes over NaN
 
