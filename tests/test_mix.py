@@ -213,6 +213,23 @@ def test_a_rollout_answers_every_question_in_blocks(monkeypatch):
     assert repr(found) == "Rollout(19, 19) float64, computed when asked for; whole: 2.9 kB"
 
 
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("residual", [0.5, 0])
+def test_a_token_of_nan_is_in_the_rollout_of_those_that_reach_it(library, residual):
+    q, k, v = numbers(3, 2, T, 4, dtype=np.float64)
+    q[:, 7] = np.nan
+    if library == "torch":
+        q, k, v = map(torch.from_numpy, (q, k, v))
+    layer = regard.Layer(q, k, v, causal=True)
+    found = regard.rollout(Recording([str(n) for n in range(T)], [layer, layer]), residual)
+    rows = np.stack([np.asarray(found[i]) for i in range(T)])
+    assert np.isnan(rows).any(-1).tolist() == [n >= 7 for n in range(T)]
+    np.testing.assert_allclose(np.asarray(found), rows, atol=1e-13)
+    np.testing.assert_allclose(np.asarray(found[:, 3]), rows[:, 3], atol=1e-13)
+    largest = np.asarray(found.topk(1).values)[:7, 0]
+    np.testing.assert_allclose(largest, rows[:7].max(-1), atol=1e-13)
+
+
 def test_a_rollout_of_float32_is_within_a_millionth():
     recording = a_recording({"causal": True}, layers=5, dtype=np.float32)
     error = np.abs(np.asarray(regard.rollout(recording)) - dense_rollout(recording, 0.5))

@@ -24,8 +24,8 @@ def rollout(recording: Recording[ArrayT], residual: float = 0.5) -> Rollout[Arra
     """Attention rollout: how much of each input token reaches each position through all layers.
 
     The product over layers of ``residual · I + (1 − residual) · mean over heads``, each row divided
-    by its sum. No matrix is stored: a row is multiplied through the layers from the last to the
-    first, a column from the first to the last.
+    by its sum, or that of I where it is 0. No matrix is stored: a row is multiplied through the
+    layers from the last to the first, a column from the first to the last.
 
     Args:
         recording: of self-attention: every query is one of the tokens.
@@ -133,12 +133,23 @@ class Rollout(PairMatrix[ArrayT]):
                 rows = slice(block.rows.start + low, block.rows.stop + low)
                 values = xp.array(x, block.values)
                 total = self._totals(values).swapaxes(0, 1)
-                of_rows = xp.where(total == 0, 0.0, x[:, rows] / total)
+                of_rows = xp.where((total == 0) | (x[:, rows] == 0), 0.0, x[:, rows] / total)
                 y[:, rows] += xp.where(total == 0, x[:, rows], share * of_rows)
-                product = xp.matmul(of_rows[None, None], values[None, None])[0, 0]
-                y[:, block.keys] += (1 - share) * product
+                y[:, block.keys] += (1 - share) * self._summed(of_rows, values)
             x = y
         return x
+
+    def _summed(self, factors: Any, rows: Any) -> Any:
+        """``factors @ rows``, where 0 times NaN is 0."""
+        xp, pair = self._xp, (factors, rows)
+        missing = [xp.isnan(x) for x in pair]
+        if not any(x.any() for x in missing):
+            return xp.matmul(factors[None, None], rows[None, None])[0, 0]
+        found = self._summed(*(xp.where(here, 0.0, x) for here, x in zip(missing, pair)))
+        of_factors, of_rows = (1.0 * here for here in missing)
+        reached = self._summed(1.0 * (factors != 0), of_rows)
+        reached = reached + self._summed(of_factors, 1.0 * (rows != 0))
+        return xp.where(reached > 0, np.nan, found)
 
     def _columns_of(self, x: Any) -> Any:
         """``rollout @ x`` for ``(tokens, n)``: from the first layer to the last."""
@@ -148,9 +159,10 @@ class Rollout(PairMatrix[ArrayT]):
             for block in layer._blocks():
                 values = xp.array(x, block.values)
                 total = self._totals(values)
-                found = xp.matmul(values[None, None], x[None, None, block.keys])[0, 0]
-                found = share * x[block.rows] + (1 - share) * found
-                y[block.rows] = xp.where(total == 0, x[block.rows], found / total)
+                found = (1 - share) * self._summed(values, x[block.keys])
+                found = found + (share * x[block.rows] if share else 0.0)
+                found = xp.where(found == 0, 0.0, found / total)
+                y[block.rows] = xp.where(total == 0, x[block.rows], found)
             x = y
         return x
 
