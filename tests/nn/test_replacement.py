@@ -66,6 +66,15 @@ class Function(nn.Module):
         return attend(x)
 
 
+class Unflattened(nn.Module):
+    def forward(self, x):
+        heads = x.unflatten(-1, (4, 8)).transpose(1, 2)
+        return torch.cond(x.sum() < 1e9, self.attend, torch.neg, (heads,))
+
+    def attend(self, x):
+        return F.scaled_dot_product_attention(x, x, x)
+
+
 def attend(x):
     return operator(x, x, x)
 
@@ -172,6 +181,75 @@ def test_other_attention_of_torch_is_reported_as_left():
         nn.Sequential(Flexible())(x)
     assert patched.left == {"0": "calls flex_attention, which stays torch's"}
     assert not patched.replaced
+
+
+def layers_of(kind):
+    return kind(32, 4, 64, batch_first=True, dropout=0.0)
+
+
+CAUSAL = nn.Transformer.generate_square_subsequent_mask(10)
+COMPILED = {
+    "imported": (Attention, (X,), {}, 1),
+    "nested": (Nested, (X[:, None],), {}, 1),
+    "decorated": (Decorated, (X[:, None],), {}, 1),
+    "unflattened": (Unflattened, (X,), {}, 1),
+    "another name": (Function, (X[:, None],), {}, 1),
+    "multi-head": (
+        functools.partial(nn.MultiheadAttention, 32, 4, batch_first=True), (X, X, X),
+        {"need_weights": False, "key_padding_mask": PADDING}, 1,
+    ),
+    "encoder": (
+        lambda: nn.TransformerEncoder(
+            layers_of(nn.TransformerEncoderLayer), 2, enable_nested_tensor=False
+        ),
+        (X,), {"mask": CAUSAL, "is_causal": True}, 2,
+    ),
+    "decoder": (
+        lambda: nn.TransformerDecoder(layers_of(nn.TransformerDecoderLayer), 2),
+        (X, X[:, :7]), {"memory_key_padding_mask": PADDING[:, :7]}, 4,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("name", COMPILED)
+def test_a_compiled_model_is_one_graph_with_regards_operator(name, trains):
+    kind, args, options, count = COMPILED[name]
+    model = kind().train(trains)
+    seen = []
+
+    def backend(graph, inputs):
+        modules = [x for x in graph.modules() if isinstance(x, torch.fx.GraphModule)]
+        seen.append([str(node.target) for module in modules for node in module.graph.nodes])
+        return graph.forward
+
+    def run(model):
+        with torch.set_grad_enabled(trains):
+            out = model(*args, **options)
+        out = out[0] if isinstance(out, tuple) else out
+        parameters = [*model.parameters()] if trains else []
+        return [out, *(torch.autograd.grad(out.square().sum(), parameters) if parameters else ())]
+
+    expected = run(model)
+    torch.compiler.reset()
+    with regard.nn.replace(model) as replaced:
+        found = run(torch.compile(model, fullgraph=True, backend=backend))
+        assert not sum(replaced.replaced.values())
+        assert not replaced.left
+    (graph,) = seen
+    assert sum("regard" in target and "attention" in target for target in graph) == count
+    assert not any("scaled_dot" in target or "multi_head" in target for target in graph)
+    for x, y in zip(found, expected):
+        torch.testing.assert_close(x, y, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(run(model)[0], expected[0], rtol=0, atol=0)
+
+
+def test_a_compiled_model_says_what_is_wrong_with_its_padding():
+    layer = nn.MultiheadAttention(32, 4, batch_first=True)
+    regard.nn.replace(layer)
+    compiled = torch.compile(layer, backend="eager")
+    with pytest.raises((regard.ShapeError, AssertionError), match=r"key_padd(ing|ed)_mask"):
+        compiled(X, X, X, key_padding_mask=PADDING[:, :7], need_weights=False)
 
 
 def test_the_modules_of_a_model_are_replaced_and_put_back(encoder, calls):

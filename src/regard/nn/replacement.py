@@ -10,12 +10,20 @@ from collections.abc import Callable, Iterator
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.jit import ScriptModule
-from torch.nn import Module, MultiheadAttention, TransformerEncoder, TransformerEncoderLayer
+from torch.nn import (
+    Module,
+    MultiheadAttention,
+    TransformerEncoder,
+    TransformerEncoderLayer,
+    functional,
+)
 from torch.nn.utils.parametrize import is_parametrized
+from torch.overrides import TorchFunctionMode
 
-from regard._base.errors import UnsupportedError
+from regard._base.errors import ShapeError, UnsupportedError
 from regard._base.settings import counted
 from regard._operator.attention import scaled_dot_product_attention
 from regard._operator.torch_calls import Running, TorchAttention, uncompiled
@@ -37,7 +45,8 @@ class Replaced:
     """What regard computes of a model's attention, and what torch still does; ``print`` it.
 
     Attributes:
-        replaced: for each module by name, its calls that regard computed; or 0 before any.
+        replaced: for each module by name, its calls that regard computed; or 0 before any. Those
+            in a compiled graph are not counted.
         left: for each module by name, why torch computes it.
     """
 
@@ -123,8 +132,10 @@ def replace(model: Module) -> Replaced:
     """Puts regard's operator into the modules of a model that call torch's.
 
     They stay the modules that they are, with their parameters, hooks and places, and compute their
-    attention with ``regard.attention``; so do deep copies of them. ``torch.save`` and pickle keep
-    torch's modules. Used in a ``with`` statement, it is for that block.
+    attention with ``regard.attention``; so do deep copies of them. ``torch.compile`` makes one
+    graph of them as of torch's, but where ``torch.utils.checkpoint`` calls them: those run
+    uncompiled. ``torch.save`` and pickle keep torch's modules. Used in a ``with`` statement, it is
+    for that block.
 
     What an earlier call replaced stays as it is, until the report of that call puts it back.
 
@@ -254,10 +265,14 @@ def _computed_by_regard(kind: Any) -> type:
     """
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        report, name = vars(self).get("_regard_replaced", (None, ""))
-        if report is None:  # put back, but for a class that was put over this one
+        if "_regard_replaced" not in vars(self):  # put back, but for a class put over this one
             return kind.forward(self, *args, **kwargs)
-        if is_multi_head and any(_is_nested(x) for x in (*args, *kwargs.values())):
+        is_left = is_multi_head and any(_is_nested(x) for x in (*args, *kwargs.values()))
+        if torch.compiler.is_compiling() and not is_left:
+            with _Traced():
+                return kind.forward(self, *args, **kwargs)
+        report, name = self._regard_replaced
+        if is_left:
             report.left[name] = NESTED
             return kind.forward(self, *args, **kwargs)
         with _by_regard(report, lambda: name):
@@ -304,6 +319,65 @@ def _hidden(name: str, value: int) -> property:
 
 def _is_nested(x: Any) -> bool:
     return isinstance(x, Tensor) and x.is_nested
+
+
+def _check_padding(mask: Tensor, keys: int, batch: int) -> None:
+    if mask.shape != (batch, keys):
+        raise ShapeError(
+            f"replace: key_padding_mask has shape {tuple(mask.shape)}; {(batch, keys)} is needed,"
+            " a row for each element of the batch."
+        )
+
+
+def _with_operator(function: Any) -> Any:
+    """A function of torch that calls regard's operator for torch's, and that can be compiled."""
+    own = function.__globals__ | {
+        OPERATOR: scaled_dot_product_attention,
+        "has_torch_function": lambda given: False,  # it is what a mode calls
+        "_check_key_padding_mask": _check_padding,  # torch's has words that cannot be
+    }
+    del own["__name__"]  # by which the compiler would find torch's own
+    made = FunctionType(
+        function.__code__, own, function.__name__, function.__defaults__, function.__closure__
+    )
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
+
+
+_multi_head = _with_operator(functional.multi_head_attention_forward)
+
+
+class _Traced(TorchFunctionMode):
+    """As ``TorchAttention`` with regard's operator, where torch's compiler records a graph.
+
+    It follows no locks, and nothing that is one thread's.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Calls regard's operator for torch's."""
+        kwargs = kwargs or {}
+        if func is functional.scaled_dot_product_attention:
+            return scaled_dot_product_attention(*args, **kwargs)
+        if func is functional.multi_head_attention_forward:
+            return _multi_head(*args, **kwargs)
+        if func is Tensor.unflatten:  # whose Python the compiler does not follow
+            func = torch.unflatten
+        # Functions that another is to call, as checkpoints and conditions, pass no mode there.
+        return func(*map(_traced, args), **{name: _traced(x) for name, x in kwargs.items()})
+
+
+def _traced(x: Any) -> Any:
+    """An argument; a function such that it calls regard's operator."""
+    if not isinstance(x, (FunctionType, MethodType, Module)):
+        return x
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with _Traced():
+            return x(*args, **kwargs)
+
+    return call
 
 
 def _by_regard(report: Replaced, name: Callable[[], str]) -> TorchAttention:
