@@ -205,7 +205,8 @@ static void add_tile(const Backward& g, BackwardMemory<E>& m, const KeyChunk& ch
     add_gradients(g, m, chunk, j0, int(high - j0 < kKeys ? high - j0 : kKeys));
 }
 
-// Tells whether the rows that the chunk and, at the first one, all queries read are finite.
+// Clears `finite` where a key or value of the chunk is not, or, at the first chunk, a query or
+// gradient of its heads.
 template <class E>
 static void check_finite(const Backward& g, const KeyChunk& chunk) {
   const Problem& p = *g.problem;
