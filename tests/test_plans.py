@@ -1,5 +1,6 @@
 """A call of known heads and options is computed without being checked anew, and nothing else is."""
 
+import contextlib
 import ctypes
 import gc
 import warnings
@@ -8,6 +9,8 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from torch.overrides import BaseTorchFunctionMode
+from torch.utils.checkpoint import checkpoint
 
 import regard
 from recordings import numbers
@@ -524,6 +527,30 @@ def test_every_number_is_looked_at(dtype):
     big[0, 1, 2999, 99] = float("nan")
     assert not kernel_calls.are_finite(big)
     assert kernel_calls.are_finite(big[:, :1], torch.full(shape, 3e38), big[:, :, :0])
+
+
+@pytest.mark.skipif(NO_PLANS, reason="there are no plans")
+@pytest.mark.parametrize("first", ["unknown", "watched", "planned"])
+@pytest.mark.parametrize("return_weights", [False, True])
+def test_a_checkpoint_computes_again_by_a_plan_or_without(return_weights, first, planned):
+    """It compares number and shapes of what is saved, as torch's hooks may keep it elsewhere."""
+
+    def attend(*inputs):
+        found = regard.attention(*inputs, causal=True, return_weights=return_weights)
+        return found[0] if return_weights else found
+
+    made = torch.Generator().manual_seed(3)
+    inputs = [torch.randn(2, 2, 9, 4, generator=made, requires_grad=True) for _ in range(3)]
+    expected = torch.autograd.grad(attend(*inputs).sin().sum(), inputs)
+    if first == "unknown":
+        plans._plans.clear()
+    with BaseTorchFunctionMode() if first == "watched" else contextlib.nullcontext():
+        out = checkpoint(attend, *inputs, use_reentrant=False)
+    if first == "planned":
+        plans._plans.clear()
+    for x, y in zip(torch.autograd.grad(out.sin().sum(), inputs), expected):
+        assert torch.equal(x, y)
+    assert planned
 
 
 @pytest.mark.skipif(NO_PLANS, reason="there are no plans")

@@ -158,8 +158,9 @@ class _Planned(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: Plan, given: Any, statistics: Any
     ) -> Any:
         out = plan.output(query, value, given, NOTHING, statistics)
-        ctx.plan, ctx.statistics = plan, statistics
-        ctx.save_for_backward(query, key, value, out)
+        ctx.plan = plan
+        # As ``_save``: what a checkpoint computes again may have got its plan in the meantime.
+        ctx.save_for_backward(out, *statistics, query, key, value)
         ctx.set_materialize_grads(False)
         return out
 
@@ -168,14 +169,14 @@ class _Planned(torch.autograd.Function):
         needs = ctx.needs_input_grad
         if grad is None:
             return (None,) * len(needs)
-        *arrays, out = ctx.saved_tensors
+        out, maximum, total, *arrays = ctx.saved_tensors
         refuse_forward_mode(grad, *arrays)
-        is_own, statistics = _is_own(grad), ctx.statistics
-        found = ctx.plan.gradients(arrays, needs, grad, out, statistics) if is_own else None
+        is_own, saved = _is_own(grad), (grad, out, maximum, total)
+        found = ctx.plan.gradients(arrays, needs, *saved) if is_own else None
         if found is None:
             gradients = _gradients if is_own else _attend_backward
             needed = sum(need << bit for bit, need in enumerate(needs[:3]))
-            found = gradients(needed, grad, out, *statistics, *pack(ctx.plan.call_of(*arrays)))
+            found = gradients(needed, *saved, *pack(ctx.plan.call_of(*arrays)))
         return *(x if need else None for x, need in zip(found, needs[:3])), None, None, None
 
 

@@ -50,7 +50,7 @@ class Plan(NamedTuple):
         value: Any,
         given: Any,
         moving: Moving = NOTHING,
-        statistics: Any = None,
+        statistics: tuple[Any, Any] | None = None,
     ) -> Any:
         """The output ``(..., Hq, Lq, Dv)`` of what ``kernels.given`` has read.
 
@@ -63,7 +63,8 @@ class Plan(NamedTuple):
             out = new_output(query, value.shape[-1])
         threads = 1 if given.products < FEW_PRODUCTS else get_num_threads()
         if moving is NOTHING:
-            kernels.forward_of(self.read, given, out, *_addresses(statistics), threads)
+            maximum, total = map(address_of, statistics) if statistics else (0, 0)
+            kernels.forward_of(self.read, given, out, maximum, total, threads)
             return out
         mask, intervals, segments, starts, lengths, edits = moving
         ends, ids = (
@@ -79,22 +80,30 @@ class Plan(NamedTuple):
         assert self.call is not None
         return self.call.changed(query=query, key=key, value=value)
 
-    def new_statistics(self, query: Any) -> Any:
-        """An array ``(2, B, Hq, Lq)`` for maximum and total."""
+    def new_statistics(self, query: Any) -> tuple[Any, Any]:
+        """Arrays ``(B, Hq, Lq)`` for maximum and total, which share their memory."""
         shape = 2, *query.shape[:3]
         if isinstance(query, np.ndarray):
-            return np.empty(shape, self.accumulates)
-        return query.new_empty(shape, dtype=self.accumulates)
+            maximum, total = np.empty(shape, self.accumulates)
+        else:
+            maximum, total = query.new_empty(shape, dtype=self.accumulates).unbind()
+        return maximum, total
 
     def gradients(
-        self, arrays: Sequence[Any], needed: Sequence[bool], grad: Any, out: Any, statistics: Any
+        self,
+        arrays: Sequence[Any],
+        needed: Sequence[bool],
+        grad: Any,
+        out: Any,
+        maximum: Any,
+        total: Any,
     ) -> list[Any] | None:
         """Of query, key and value, those needed, of a plan that has a call.
 
         None where something is not finite, or not to be read where it lies.
 
         Args:
-            out, statistics: of ``output``.
+            out, maximum, total: of ``output``.
         """
         assert kernels is not None
         assert self.call is not None
@@ -105,19 +114,11 @@ class Plan(NamedTuple):
         made = [x.new_empty((B, *x.shape[1:])) if need else None for x, need in zip(arrays, needed)]
         # Chunks of keys add to dQ in the dtype of the sums; the last one rounds it.
         is_exact = query.dtype == self.accumulates
-        summed = made[0] if is_exact or not needed[0] else statistics.new_empty(query.shape)
+        summed = made[0] if is_exact or not needed[0] else total.new_empty(query.shape)
         threads = 1 if given.products < FEW_PRODUCTS else get_num_threads()
-        addresses = _addresses(statistics)
-        done = kernels.backward_of(self.read, given, grad, out, *addresses, summed, *made, threads)
+        statistics = map(address_of, (maximum, total))
+        done = kernels.backward_of(self.read, given, grad, out, *statistics, summed, *made, threads)
         return made if done else None
-
-
-def _addresses(statistics: Any) -> tuple[int, int]:
-    """Of maximum and total; of none 0."""
-    if statistics is None:
-        return 0, 0
-    first = address_of(statistics)
-    return first, first + statistics.nbytes // 2
 
 
 def plan_of(call: Call, query: Any, moves: bool = False) -> Plan | None:

@@ -179,8 +179,7 @@ def with_statistics(
         out = plan.differentiable(query, key, value, plan, given, statistics)
     else:
         out = plan.output(query, value, given, NOTHING, statistics)
-    maximum, total = statistics
-    return out, plan.call_of(query, key, value), _backends.by_name("kernel"), (maximum, total)
+    return out, plan.call_of(query, key, value), _backends.by_name("kernel"), statistics
 
 
 def keep(found: Known | None, backend: _backends.Backend, call: Call, query: Any) -> None:
