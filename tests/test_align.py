@@ -162,6 +162,31 @@ def test_heads_of_several_layers_are_one_mean():
         np.testing.assert_array_equal(x, y)
 
 
+def test_layers_and_heads_are_taken_from_whatever_holds_several():
+    class Counted:
+        """Of the old protocol of sequences."""
+
+        def __init__(self, items):
+            self.items = items
+
+        def __len__(self):
+            return len(self.items)
+
+        def __getitem__(self, place):
+            return self.items[place]
+
+    layers = [AttentionWeights(numbers(3, 9, 5, seed=n), numbers(3, 9, 5)) for n in range(2)]
+    pairs = (0, 2), (1, 0)
+    expected = regard.align(layers, pairs).matrix
+    for held in (tuple, iter, Counted):
+        found = regard.align(held(layers), held(pairs)).matrix
+        np.testing.assert_array_equal(found, expected)
+    for held in (tuple, iter, Counted, np.array, torch.tensor):
+        np.testing.assert_array_equal(regard.align(layers, held(pairs)).matrix, expected)
+        found = layers[1].align(held((2, 0))).matrix
+        np.testing.assert_array_equal(found, layers[1].align([2, 0]).matrix)
+
+
 def test_parts_and_heads_with_numbers_of_their_own():
     q, k = numbers(3, 20, 6), numbers(3, 30, 6, seed=1)
     weights = AttentionWeights(q, k)

@@ -7,7 +7,7 @@ Source: Radford et al. 2022 (Whisper), its timing.py; Sakoe & Chiba 1978 for the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterator, Sequence, Sized
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, overload
 
 import numpy as np
@@ -285,7 +285,9 @@ def chosen_heads(weights: AttentionWeights[Any], heads: Any) -> Iterator[tuple[A
 
 
 def _listed(name: str, given: Any, of: str) -> Any:
-    """What holds several, with their number; an array without axes is one of them."""
-    if not isinstance(given, Iterable) or getattr(given, "ndim", 1) == 0:
-        raise TypeError(f"align: {name} is {a_type(given)}; a list of {of} is needed.")
-    return given if isinstance(given, Sized) else tuple(given)
+    """What is given, if there are several in it; as a tuple, where it cannot tell their number."""
+    try:
+        several = iter(given)  # also of a sequence without ``__iter__``; of no array without axes
+    except TypeError:
+        raise TypeError(f"align: {name} is {a_type(given)}; a list of {of} is needed.") from None
+    return given if isinstance(given, Sized) else tuple(several)
