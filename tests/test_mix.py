@@ -230,6 +230,23 @@ def test_a_token_of_nan_is_in_the_rollout_of_those_that_reach_it(library, residu
     np.testing.assert_allclose(largest, rows[:7].max(-1), atol=1e-13)
 
 
+@pytest.mark.parametrize("residual", [0, 0.5, 1])
+def test_rows_and_columns_of_a_rollout_have_their_nan_where_a_share_of_it_is(residual):
+    q, k, v = numbers(3, 2, T, 4, dtype=np.float64)
+    q[:, 7] = np.nan
+    own = np.eye(T, dtype=bool)
+    own[0, 0] = False  # which sees nothing else
+    layer = regard.Layer(q, k, v, mask=np.tri(T, dtype=bool) & ~own)
+    found = regard.rollout(Recording([str(n) for n in range(T)], [layer, layer]), residual)
+    rows = np.stack([found[i] for i in range(T)])
+    own_nan = np.isnan(rows.diagonal()).tolist()
+    assert own_nan == [residual == 0.5 and n == 7 for n in range(T)]
+    assert np.isnan(rows).any(-1).tolist() == [residual < 1 and n >= 7 for n in range(T)]
+    columns = np.stack([found[:, j] for j in range(T)], -1)
+    for whole in (np.asarray(found), columns, found @ np.eye(T)):
+        np.testing.assert_allclose(whole, rows, atol=1e-13)
+
+
 def test_a_rollout_of_float32_is_within_a_millionth():
     recording = a_recording({"causal": True}, layers=5, dtype=np.float32)
     error = np.abs(np.asarray(regard.rollout(recording)) - dense_rollout(recording, 0.5))

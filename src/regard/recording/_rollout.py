@@ -77,6 +77,7 @@ class Rollout(PairMatrix[ArrayT]):
     def __init__(self, layers: Sequence[Mix[ArrayT]], residual: float) -> None:
         first = layers[0]
         self._layers, self._residual = layers, residual
+        self._read = layers if residual < 1 else ()  # no weight is in a product of I alone
         self._like, self._leading, self._has_heads = first._like, (), False
         self._numbers, self._b, self._h = None, range(1), range(1)
         self._rows, self._columns = first._rows, first._columns
@@ -123,7 +124,7 @@ class Rollout(PairMatrix[ArrayT]):
     def _rows_of(self, x: Any) -> Any:
         """``x @ rollout`` for ``(n, tokens)``: from the last layer to the first."""
         xp, share = self._xp, self._residual
-        for layer in reversed(self._layers):
+        for layer in reversed(self._read):
             there = np.flatnonzero(to_numpy((x != 0).any(0)))
             y = xp.full(tuple(x.shape), 0.0, xp.dtype)
             if not there.size:
@@ -134,7 +135,7 @@ class Rollout(PairMatrix[ArrayT]):
                 values = xp.array(x, block.values)
                 total = self._totals(values).swapaxes(0, 1)
                 of_rows = xp.where((total == 0) | (x[:, rows] == 0), 0.0, x[:, rows] / total)
-                y[:, rows] += xp.where(total == 0, x[:, rows], share * of_rows)
+                y[:, rows] += xp.where(total == 0, x[:, rows], share * of_rows if share else 0.0)
                 y[:, block.keys] += (1 - share) * self._summed(of_rows, values)
             x = y
         return x
@@ -154,7 +155,7 @@ class Rollout(PairMatrix[ArrayT]):
     def _columns_of(self, x: Any) -> Any:
         """``rollout @ x`` for ``(tokens, n)``: from the first layer to the last."""
         xp, share = self._xp, self._residual
-        for layer in self._layers:
+        for layer in self._read:
             y = xp.full(tuple(x.shape), 0.0, xp.dtype)
             for block in layer._blocks():
                 values = xp.array(x, block.values)
