@@ -645,7 +645,7 @@ class TestPlot:
         weights = AttentionWeights(np.ones((3, 5, 4)), np.ones((3, 5, 4)))
         with pytest.raises(regard.ShapeError, match="2 tokens for 5 queries and 5 keys"):
             weights.plot(tokens=["a", "b"])
-        for tokens in ([1, 2, 3, 4, 5], 5):
+        for tokens in ([1, 2, 3, 4, 5], 5, iter("abcde")):
             with pytest.raises(TypeError, match=r"plot: tokens is .*; a list of strings is needed"):
                 weights.plot(tokens=tokens)
         with pytest.raises(IndexError, match="index 3 is out of range"):

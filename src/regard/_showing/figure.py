@@ -258,7 +258,7 @@ def plot_weights(
 
 
 def _are_strings(tokens: Any) -> bool:
-    """Whether they are several strings, with their number."""
+    """Whether it is a list of strings, or anything else that holds and counts them."""
     is_list = isinstance(tokens, Sized) and isinstance(tokens, Iterable)
     return is_list and all(isinstance(token, str) for token in tokens)
 
