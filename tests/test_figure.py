@@ -279,6 +279,15 @@ def test_pyplot_and_the_settings_of_the_caller_stay_as_they_are():
         assert pyplot.get_fignums() == figures
 
 
+def test_a_style_of_the_caller_neither_turns_a_map_over_nor_strikes_it_through():
+    import matplotlib
+
+    style = {"image.origin": "lower", "axes.grid": True, "axes.titlecolor": "white"}
+    with matplotlib.rc_context(style | {"xtick.labelcolor": "white", "ytick.labelcolor": "white"}):
+        drawn = pixels(recording().figure(0, 0))
+    np.testing.assert_array_equal(drawn, pixels(recording().figure(0, 0)))
+
+
 def test_any_token_is_a_label():
     strange = ["\ud800", "\x1b[31m", "‮", "x" * 99, "\\frac{", "$", "\t"]
     figure = recording(tokens=strange).figure(0, 0)

@@ -1466,6 +1466,15 @@ def test_the_picture_has_six_statistics_with_their_numbers(survey, tmp_path):
     assert repr(survey.heads()).startswith("HeadSums(8 heads over 10 documents, ")
 
 
+def test_a_style_neither_turns_the_picture_over_nor_strikes_its_numbers_through(survey):
+    import matplotlib
+
+    with matplotlib.rc_context({"image.origin": "lower", "axes.grid": True}):
+        first = survey.plot().axes[0]
+    assert first.images[0].origin == "upper"
+    assert not any(line.get_visible() for line in first.get_xgridlines())
+
+
 def made_of(head_numbers, tmp_path, lost=None):
     """Sums of one recording whose layers have heads of these numbers; ``lost`` has a NaN."""
     layers = []

@@ -633,6 +633,14 @@ class TestPlot:
             "10%",
         ]
 
+    def test_a_style_neither_turns_it_over_nor_strikes_it_through(self):
+        from matplotlib import pyplot
+
+        with pyplot.rc_context({"image.origin": "lower", "axes.grid": True}):
+            ax = AttentionWeights(np.eye(4), np.eye(4), causal=True).plot()
+            assert ax.images[0].origin == "upper"
+            assert not any(line.get_visible() for line in ax.get_xgridlines())
+
     def test_draws_into_given_axes_and_by_mass(self):
         from matplotlib import pyplot
 

@@ -170,9 +170,10 @@ def draw(ax: Any, picture: Picture, part: Part, norm: Any) -> Any:
     ramp = listed.with_extremes(bad=tuple(INVISIBLE / 255))
     values = np.maximum(picture.values, norm.vmin)  # a logarithm has no 0; NaN stays
     image = ax.imshow(
-        values, ramp, norm, extent=part.extent, interpolation="nearest",
+        values, ramp, norm, extent=part.extent, origin="upper", interpolation="nearest",
         aspect="equal" if is_square(part) else "auto",
     )  # fmt: skip
+    ax.grid(False)  # a style's lines would strike the numbers through
     ax.tick_params(length=2, pad=2)
     return image
 

@@ -60,11 +60,12 @@ def _draw(axes: Axes, name: str, sums: HeadSums, numbers: list[int], numbered: b
     grid, top = by_number(sums, name)
     axes.set_facecolor(NOTHING)
     shown = np.ma.masked_invalid(grid)
-    image = axes.imshow(shown, cmap="magma", vmin=0, vmax=top, aspect="auto")
+    image = axes.imshow(shown, cmap="magma", vmin=0, vmax=top, aspect="auto", origin="upper")
     axes.set_title(f"{name}, {UNITS.get(name, 'share of weight')}", fontsize=9)
     axes.set_yticks(range(len(sums.layers)), [f"L{n}" for n in sums.layers], fontsize=7)
     named = range(0, len(numbers), -(-len(numbers) // MOST_NUMBERS))
     axes.set_xticks(named, [f"H{numbers[at]}" for at in named], fontsize=7)
+    axes.grid(False)  # of a style
     axes.tick_params(length=0)
     if not numbered:
         axes.figure.colorbar(image, ax=axes, aspect=30, pad=0.01).ax.tick_params(labelsize=7)
