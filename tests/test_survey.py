@@ -225,6 +225,8 @@ def test_quantiles_are_within_a_bin_of_those_of_the_values():
 
 def test_quantile_refuses_what_is_no_share_or_no_statistic(survey):
     assert (survey.quantile("distance", 0.5) <= survey.quantile("distance", 0.9)).all()
+    with pytest.raises(TypeError, match=r"p is a list; a share from 0 to 1"):
+        survey.quantile("entropy", [0.1, 0.5])
     with pytest.raises(ValueError, match=r"p is 50; a share from 0 to 1"):
         survey.quantile("entropy", 50)
     with pytest.raises(KeyError, match="no statistic 'entrop'; there are 'entropy', 'distance'"):
@@ -488,6 +490,19 @@ def test_names_of_files_may_be_any_bytes(tmp_path, model):
     assert Survey(heads).manifest == survey.manifest
     assert started(heads, folder, model).missing() == []
     json.loads((heads / "survey.json").read_text())
+
+
+def test_a_column_with_a_dot_in_its_name_is_cut_into_as_many_shards(tmp_path, model):
+    import pyarrow as pa
+
+    shards = {}
+    for name in ("body", "doc.body"):
+        table = pa.table({name: [f"{n} the cat sat on the mat" for n in range(10)]})
+        parquet.write_table(table, tmp_path / f"{name}.parquet")
+        shards[name] = len(
+            started(tmp_path / name, tmp_path / f"{name}.parquet", model, column=name)
+        )
+    assert shards["doc.body"] == shards["body"] > 1
 
 
 def test_rows_of_parquet_and_jsonl_are_the_documents_of_text_files(tmp_path, model, corpus, survey):
@@ -1124,6 +1139,7 @@ def test_what_is_no_number_is_refused_before_anything_is_written(tmp_path, corpu
         ("column", 3, "column is an int; a str is needed"),
         ("corpus", 5, "corpus is an int; a path or a list of paths is needed"),
         ("corpus", [corpus, 5], "corpus is an int; a path or a list of paths is needed"),
+        ("corpus", b"texts", "corpus is a bytes; a path or a list of paths is needed"),
         ("model", torch.nn.Linear(2, 2), "model is a Linear; a name, a folder or a LanguageModel"),
         ("model", 5, "model is an int; a name, a folder or a LanguageModel"),
     ):
@@ -1131,7 +1147,8 @@ def test_what_is_no_number_is_refused_before_anything_is_written(tmp_path, corpu
             Survey(tmp_path / "heads", **{"model": model, "corpus": corpus, name: wrong})
     with pytest.raises(TypeError, match="folder is an int; a path is needed"):
         Survey(5, model=model, corpus=corpus)
-    for name, wrong in (("model", " "), ("folder", "")):  # as of an unset variable
+    named = ("model", " "), ("folder", ""), ("corpus", ""), ("corpus", [corpus, ""])
+    for name, wrong in named:  # as of an unset variable
         given = {"folder": tmp_path / "heads", "model": model, "corpus": corpus}
         with pytest.raises(ValueError, match=f"survey: {name} is an empty name"):
             Survey(**given | {name: wrong})

@@ -370,7 +370,7 @@ def _table_size(file: Path, column: str) -> tuple[int, int]:
             size = sum(
                 own.total_uncompressed_size
                 for own in every
-                if own.path_in_schema.split(".")[0] == column
+                if f"{own.path_in_schema}.".startswith(f"{column}.")
             )
     except (ArrowException, OSError) as error:
         if _is_of_system(error):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from regard._base.errors import a_type
 from regard._base.types import Float, Int
 from regard._weights.parts import place_of
 from regard.heads import HeadScores
@@ -252,9 +254,12 @@ class HeadSums:
 
         Raises:
             KeyError: no such statistic.
+            TypeError: ``p`` is no number.
             ValueError: ``p`` outside 0 to 1.
         """
         found = statistic(name)
+        if isinstance(p, bool) or not isinstance(p, numbers.Real):
+            raise TypeError(f"survey: p is {a_type(p)}; a share from 0 to 1 is needed.")
         if not 0 <= p <= 1:
             raise ValueError(f"survey: p is {p}; a share from 0 to 1 is needed.")
         return self._grid(quantiles(self._counts[f"{name}_histogram"], found.edges, p))

@@ -129,9 +129,9 @@ class Survey:
             return
         paths = "a path or a list of paths"
         _require("corpus", corpus, (str, Path, Iterable), paths)
-        named = [corpus] if isinstance(corpus, (str, Path)) else [*corpus]
+        named = [corpus] if isinstance(corpus, (str, bytes, Path)) else [*corpus]
         for path in named:
-            _require("corpus", path, (str, Path), paths)
+            _require_name("corpus", path, (str, Path), paths)
         files, left_out = found_files(named, self.folder)
         name = _name_of(model, files)
         most, facts = max_tokens or MAX_TOKENS, {"name": name}
