@@ -448,6 +448,7 @@ def test_weights_in_bfloat16_are_read_or_told(tiny, tmp_path):
         ({"num_heads": "4"}, "num_heads is '4'; an int"),
         ({"embed_dim": None}, "embed_dim is None; an int"),
         ({"layers": [{"window": -3}]}, "window is -3; at least 0"),
+        ({"layers": [{"window": 2**53 + 1}]}, f"window is {2**53 + 1}; at most {2**53} is"),
         ({"layers": [{"window": "x"}]}, "window is 'x'; an int"),
         ({"layers": [{"rope": -3.0}]}, "rope is -3.0; it must be positive and finite"),
         ({"layers": [{"rope": "x"}]}, "rope is 'x'; a number"),

@@ -14,6 +14,7 @@ from regard._base.files import read_file, replaced_when_complete
 from regard.lm.tokenizer import PUT_BACK
 
 NORM_EPSILON = 1e-6
+WIDEST = 2**53  # of a window; what a recording can hold
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +27,8 @@ class LayerConfig:
 
     Raises:
         TypeError: no int, or no number.
-        ValueError: a negative window, or a base that is not positive and finite.
+        ValueError: a window that is negative or above 2**53, or a base that is not positive and
+            finite.
     """
 
     window: int | None = None
@@ -35,6 +37,8 @@ class LayerConfig:
     def __post_init__(self) -> None:
         if self.window is not None:
             _require_int("window", self.window, 0)
+            if self.window > WIDEST:
+                raise ValueError(f"window is {self.window}; at most {WIDEST} is possible.")
         if self.rope is None:
             return
         if isinstance(self.rope, bool) or not isinstance(self.rope, numbers.Real):

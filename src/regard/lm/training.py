@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from regard._base.extras import needed_by
 from regard._base.files import check_folder, open_file, read_file, replaced_when_complete
 from regard.lm.checksum import require_unchanged, with_checksum
-from regard.lm.config import Config, LayerConfig
+from regard.lm.config import WIDEST, Config, LayerConfig
 from regard.lm.corpus import Batches, encode_texts, read_texts
 from regard.lm.memory import require_free
 from regard.lm.model import FLOAT_BYTES, GRAPH_VECTORS, in_float16
@@ -125,8 +125,10 @@ class Settings:
             if not 0 <= float(x) < math.inf or (name == "rope" and x == 0):
                 least = "more than 0" if name == "rope" else "0 or more"
                 raise ValueError(f"Settings: {name} {x}; {least}, and finite, is needed.")
-        if low := [x for x in self.windows if x is not None and x < 0]:
-            raise ValueError(f"Settings: windows has {low[0]}; 0 or more, or None, is needed.")
+        if wrong := [x for x in self.windows if x is not None and not 0 <= x <= WIDEST]:
+            raise ValueError(
+                f"Settings: windows has {wrong[0]}; 0 or more, up to {WIDEST}, or None, is needed."
+            )
 
     def config(self, vocab_size: int) -> Config:
         """The model that these settings train."""
