@@ -293,6 +293,9 @@ def test_what_no_weights_are_is_refused(given, error, message):
 
 
 def test_other_arguments_are_checked():
+    for sinks in ("no", np.array([0.5])):  # of a head, as ``attention`` has them
+        with pytest.raises(TypeError, match=r"from_weights: sinks is .*; True or False is needed"):
+            Recording.from_weights(["a", "b"], [B], sinks=sinks)
     with pytest.raises(TypeError, match="names is an int; a list is needed"):
         Recording.from_weights(["a", "b"], [B], names=3)
     with pytest.raises(regard.ShapeError, match="names is one str; 1 layers need one each"):

@@ -17,6 +17,7 @@ import numpy as np
 from regard._base.errors import RecordingError, ShapeError, a_type
 from regard._base.settings import bytes_text, counted
 from regard._base.types import Array, ArrayT
+from regard._call.checks import read_flag
 from regard.recording._checks import (
     check_key_count,
     checked_boundary,
@@ -164,7 +165,7 @@ class Recording(Showings[ArrayT]):
         Raises:
             MaterializeError: together above the limit that ``regard.limits`` sets.
             ShapeError: axes or lengths that do not fit, or more than one text.
-            TypeError: no float arrays.
+            TypeError: no float arrays, or ``sinks`` that is no bool.
             ValueError: a weight that is not finite or below 0, or a row that does not sum to 1
                 within the rounding of its dtype, nor to 0.
 
@@ -178,6 +179,7 @@ class Recording(Showings[ArrayT]):
         """
         from regard.recording import _dense
 
+        sinks = read_flag("sinks", sinks, "from_weights")
         given = _dense.listed(weights)
         tokens, queries = checked_tokens("tokens", tokens), None
         if query_tokens is not None:
