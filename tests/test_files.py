@@ -287,6 +287,14 @@ def test_a_page_is_not_exported_under_a_name_that_says_another_kind(tmp_path, mo
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_name_that_is_an_ending_alone_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told = r"^\.html: the name is an ending alone; a name before it is needed: x\.html$"
+    with pytest.raises(ValueError, match=told):
+        recording().export(".html")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -98,6 +98,10 @@ def check_ending(path: str | Path, endings: tuple[str, ...], what: str) -> None:
         ValueError: with a name that fits.
     """
     ending = Path(path).suffix
+    if (name := Path(path).name.lower()) in endings:  # of a variable that is empty
+        raise ValueError(
+            f"{path}: the name is an ending alone; a name before it is needed: x{name}"
+        )
     if ending.lower() in endings or not any(sign.isalpha() for sign in ending):
         return
     raise ValueError(
