@@ -23,6 +23,7 @@ from torch.nn import (
 from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 
+from regard._base import torch_state
 from regard._base.errors import ShapeError, UnsupportedError
 from regard._base.settings import counted
 from regard._operator.attention import scaled_dot_product_attention
@@ -334,7 +335,7 @@ def _with_operator(function: Any) -> Any:
     own = function.__globals__ | {
         OPERATOR: scaled_dot_product_attention,
         "has_torch_function": lambda given: False,  # it is what a mode calls
-        "_check_key_padding_mask": _check_padding,  # torch's has words that cannot be
+        "_check_key_padding_mask": _check_padding,  # torch's makes its message in a closure
     }
     del own["__name__"]  # by which the compiler would find torch's own
     made = FunctionType(
@@ -358,7 +359,7 @@ class _Traced(TorchFunctionMode):
     ) -> Any:
         """Calls regard's operator for torch's."""
         kwargs = kwargs or {}
-        if func is functional.scaled_dot_product_attention:
+        if func is torch_state.scaled_dot_product_attention:
             return scaled_dot_product_attention(*args, **kwargs)
         if func is functional.multi_head_attention_forward:
             return _multi_head(*args, **kwargs)
