@@ -42,26 +42,28 @@ static void add_to_queries(const Backward& g, const BackwardMemory<E>& m, bool f
   const Real scale = Real(p.scale);
   for (int i = 0; g.delta && i < m.rows.count; ++i)
     ((Real*)g.delta)[(m.rows.b * p.Hq + m.rows.head[i]) * p.Lq + m.rows.index[i]] += m.sum[i];
+  if (!g.query_sum) return;
   const bool sets = first && !g.adds, rounds = last && !g.adds;
-  for (int v = 0; g.query_sum && v < paired_vectors(m.rows); ++v)
-    for (int64_t d = 0; d < p.D; d += n) {
-      const int64_t width = p.D - d < n ? p.D - d : n;
-      Vec<Real> t[n];
-      load_transposed<Real>(m.query_sum + d * E::rows + v * n, E::rows, width, t);
-      by_written<E>(rounds ? p.type : real_type<Real>, [&]<class S>(S) {
+  int64_t at[E::rows];  // of the rows in dQ
+  for (int i = 0; i < m.rows.count; ++i)
+    at[i] = ((m.rows.b * p.Hq + m.rows.head[i]) * p.Lq + m.rows.index[i]) * p.D;
+  by_written<E>(rounds ? p.type : real_type<Real>, [&]<class S>(S) {
+    const Real* const sum = (const Real*)g.query_sum;
+    char* const to = rounds ? g.query_grad : (char*)g.query_sum;
+    for (int v = 0; v < paired_vectors(m.rows); ++v)
+      for (int64_t d = 0; d < p.D; d += n) {
+        const int64_t width = p.D - d < n ? p.D - d : n;
+        Vec<Real> t[n];
+        load_transposed<Real>(m.query_sum + d * E::rows + v * n, E::rows, width, t);
         for (int i = 0; i < n; ++i) {
           const int row = query_of_lane<E>(v, i);
           if (row >= m.rows.count) continue;
-          const int64_t h = m.rows.head[row], q = m.rows.index[row];
-          const int64_t at = ((m.rows.b * p.Hq + h) * p.Lq + q) * p.D + d;
-          const char* const from = (const char*)((const Real*)g.query_sum + at);
-          const Vec<Real> before = sets ? Vec<Real>{} : numbers<Real, real_type<Real>>(from, width);
-          char* const to = rounds ? g.query_grad : (char*)g.query_sum;
-          put<Real, S::type>(to + at * int64_t(sizeof(typename S::Bits)), before + t[i] * scale,
-                             width);
+          Vec<Real> x = t[i] * scale;
+          if (!sets) x += numbers<Real, real_type<Real>>((const char*)(sum + at[row] + d), width);
+          put<Real, S::type>(to + (at[row] + d) * int64_t(sizeof(typename S::Bits)), x, width);
         }
-      });
-    }
+      }
+  });
 }
 
 // Writes zeros to dQ of queries that see no key.

@@ -132,8 +132,9 @@ __attribute__((noinline, aligned(64))) static void register_blocks(
     const typename Op::Word* x, int64_t ldx, const char* a, int64_t lda, int64_t terms,
     int64_t rows, typename Op::Real* out, int64_t ldo, typename Op::Real* maximum,
     Prefetcher* prefetcher) {
-  // Few vectors take more rows: as many independent sums hide the latency of a multiply-add.
-  constexpr int tall = V == kVectors ? kRows : kVectors / V * 4;
+  // Few vectors take more rows, an even number: as many independent sums hide the latency of a
+  // multiply-add.
+  constexpr int tall = V == kVectors ? kRows : 4 * kVectors / V / 2 * 2;
   const int64_t step = transposed ? int64_t(sizeof(typename Op::Word)) : lda;
   int64_t r = 0;
   // 8 rows are 4 and 4, not 6 and twice 1.
