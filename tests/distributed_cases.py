@@ -740,6 +740,16 @@ def a_bias_of_keys_goes_with_the_heads(size):
     assert torch.allclose(layout.gather(out, -2), one, atol=1e-14)
 
 
+def a_bias_may_be_shared_by_several_axes_of_the_batch(size):
+    layout = Layout(7)
+    whole, own = ([x.expand(2, 2, *x.shape) for x in arrays] for arrays in small(layout))
+    bias = torch.arange(14.0, dtype=torch.float64).reshape(1, 1, 2, 1, 7).sin()
+    found, one = leaf(bias), leaf(bias)
+    attention(*own, layout=layout, bias=found).square().sum().backward()
+    regard.attention(*whole, bias=one).square().sum().backward()
+    assert torch.allclose(sum(layout.peers.all_gather("test", found.grad)), one.grad, atol=1e-12)
+
+
 def dtensors_by_batch_or_heads_work(size):
     """One mesh dimension for heads, of one rank, beside that of the sequence."""
     mesh = init_device_mesh("cpu", (1, size), mesh_dim_names=("tp", "cp"))
@@ -863,6 +873,7 @@ CHECKS = (
     large_runs_are_sent_as_they_are,
     heads_that_cannot_be_shared_out_are_told,
     a_bias_of_keys_goes_with_the_heads,
+    a_bias_may_be_shared_by_several_axes_of_the_batch,
     keys_receive_from_the_queries_that_see_them,
     a_rank_with_one_query_has_a_row_of_the_bias_or_one_of_all,
     dtensors_by_batch_or_heads_work,

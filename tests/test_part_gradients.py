@@ -192,6 +192,21 @@ def test_buffers_of_any_strides_and_of_keys_that_a_batch_shares(way):
     np.testing.assert_array_equal(np.asarray(of_five.key)[0], np.asarray(every.key))
 
 
+@by_ways(KERNEL, TORCH)
+def test_a_buffer_of_a_bias_that_several_axes_share_may_be_strided(way):
+    q, k, v, grad = (np.stack([x, x]) for x in inputs())
+    bias = numbers(1, 1, HQ, 1, T, seed=4)
+    out, statistics = way.ask(q, k, v, bias=bias, return_statistics=True)
+    arguments = *map(way.convert, (q, k, v)), out, statistics, way.convert(grad)
+    options = {"bias": way.convert(bias), "backend": way.backend}
+    found = regard.attention_gradients(*arguments, **options)
+    wide = way.convert(np.zeros((1, 1, HQ, 1, 2 * T)))
+    into = AttentionGradients(None, None, None, wide[..., ::2])
+    regard.attention_gradients(*arguments, into=into, **options)
+    assert np.asarray(into.bias).any()
+    np.testing.assert_allclose(np.asarray(into.bias), np.asarray(found.bias), atol=1e-12)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("backend", ["kernel", "torch"])
 def test_sums_over_parts_of_16_bit_inputs_are_float32(dtype, backend):

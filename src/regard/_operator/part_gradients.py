@@ -223,7 +223,7 @@ def _add_apart(call: Call, x: Any, folded: Any) -> None:
     address = (lambda y: y.data_ptr()) if is_tensor(x) else (lambda y: y.ctypes.data)
     if address(x) == address(folded):
         return
-    leading = call.leading if len(folded) == math.prod(call.leading) else (1,)
+    leading = call.leading if len(folded) == math.prod(call.leading) else (1,) * len(call.leading)
     apart = folded.reshape((*leading, *folded.shape[1:]))
     own = (1,) * (apart.ndim - x.ndim) + tuple(x.shape)
     axes = tuple(n for n, size in enumerate(own[: apart.ndim]) if size == 1 != apart.shape[n])
