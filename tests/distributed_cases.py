@@ -750,6 +750,18 @@ def a_bias_may_be_shared_by_several_axes_of_the_batch(size):
     assert torch.allclose(sum(layout.peers.all_gather("test", found.grad)), one.grad, atol=1e-12)
 
 
+def a_batch_of_no_element_has_weights(size):
+    layout = Layout(33)
+    _, own = small(layout)
+    none = [x.expand(0, *x.shape) for x in own]
+    out, weights = attention(*none, layout=layout, return_weights=True)
+    assert out.shape == (0, 2, layout.count, 3)
+    found = weights.summary(topk=2, strongest=3, pool=(3, 4))
+    assert found.pooled.shape == (0, 2, 3, 4)
+    assert found.strongest.weight.shape == (0, 2, 3)
+    assert weights.row(9).shape == (0, 2, 33)
+
+
 def dtensors_by_batch_or_heads_work(size):
     """One mesh dimension for heads, of one rank, beside that of the sequence."""
     mesh = init_device_mesh("cpu", (1, size), mesh_dim_names=("tp", "cp"))
@@ -874,6 +886,7 @@ CHECKS = (
     heads_that_cannot_be_shared_out_are_told,
     a_bias_of_keys_goes_with_the_heads,
     a_bias_may_be_shared_by_several_axes_of_the_batch,
+    a_batch_of_no_element_has_weights,
     keys_receive_from_the_queries_that_see_them,
     a_rank_with_one_query_has_a_row_of_the_bias_or_one_of_all,
     dtensors_by_batch_or_heads_work,

@@ -732,6 +732,13 @@ def test_bins_of_a_whole_need_one_place_for_the_batch():
 
 
 @by_ways(*NAMED)
+def test_a_batch_of_no_element_has_bins_of_a_whole_wherever_its_part_is(way):
+    x = np.ones((0, HQ, 3, D))
+    weights = way.weights(x, x, x, query_start=0, query_step=2, key_start=4)
+    assert weights.pool((2, 4), of=(5, 7)).shape == (0, HQ, 2, 4)
+
+
+@by_ways(*NAMED)
 def test_a_sink_of_infinity_is_nan_in_the_whole_where_something_is_seen(way):
     q, k = numbers(HQ, 6, D), numbers(HKV, 9, D, seed=1)
     sinks = np.array([np.inf, 1, np.nan, -np.inf], "f")

@@ -210,7 +210,8 @@ class Call(Given):
         starts, first_key = set(self.starts.tolist()), self.key_start or 0
         if len(starts) > 1:
             return None
-        first, step, key_step = min(starts, default=0) + first_key, self.query_step, self.key_step
+        first, step, key_step = first_key, self.query_step, self.key_step
+        first += min(starts, default=-first_key)  # of no element from the start of the whole
         return (
             range(first, first + Lq * step, step),
             range(first_key, first_key + Lk * key_step, key_step),
