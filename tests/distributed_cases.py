@@ -611,6 +611,26 @@ def a_gradient_of_heads_that_one_rank_cannot_give_is_told_by_every_other(size):
     assert all(map(torch.equal, *grads))
 
 
+def a_rank_may_ask_for_fewer_gradients_than_the_others(size):
+    layout = Layout(9)
+    whole, own = small(layout, Hq=2 * size, Hkv=size)
+    bias = torch.arange(162.0 * size, dtype=torch.float64).sin()
+    more = [bias.reshape(2 * size, 9, 9), torch.ones(2 * size, dtype=torch.float64)]
+    for of_bias in (slice(None), slice(1)):  # exchanged with the heads, or whole
+        bias, sinks = more[0][of_bias], more[1]
+        one = [leaf(x) for x in (*whole, bias, sinks)]
+        out = regard.attention(*one[:3], bias=one[3], sinks=one[4])
+        wanted = [layout.shard(x, -2) for x in torch.autograd.grad(out.square().sum(), one)[:4]]
+        for method, few in itertools.product(("ring", "heads"), ((0,), (1, 2), (3,), (4,))):
+            leaves = [leaf(x) for x in (*own, layout.shard(bias, -2), sinks)]
+            options = {"bias": leaves[3], "sinks": leaves[4], "method": method}
+            out = attention(*leaves[:3], layout=layout, **options)
+            asked = few if layout.rank == 0 else range(5)
+            grads = torch.autograd.grad(out.square().sum(), [leaves[n] for n in asked])
+            for n, grad in zip(asked, grads):
+                assert n == 4 or torch.allclose(grad, wanted[n], atol=1e-12), (method, few, n)
+
+
 def a_compiled_model_computes_it_between_its_graphs(size):
     layout = Layout(9)
     _, own = small(layout)
@@ -875,6 +895,7 @@ CHECKS = (
     weights_refuse,
     an_output_has_the_dtype_that_is_asked_for_in_any_form,
     options_that_are_written_to_are_told,
+    a_rank_may_ask_for_fewer_gradients_than_the_others,
     a_compiled_model_computes_it_between_its_graphs,
     every_method_gives_its_part_of_the_summary,
     a_row_of_large_scores_has_the_sum_of_one_process,

@@ -48,6 +48,7 @@ def of_heads(
             replace(sequence, leading=()), query[None], key[None], value[None], backend
         )
         return output[0], RowStatistics(*(x[0] for x in statistics))
+    (query, key, value), sequence = _as_one(sequence, query, key, value)
     q, k, v = (_ToHeads.apply(x, layout) for x in (query, key, value))
     options: Any = _options(sequence, query.shape[HEADS])
     output, statistics = attend(
@@ -56,6 +57,27 @@ def of_heads(
     rows = _to_tokens(torch.stack(statistics, -1), layout)
     own: torch.Tensor = _ToTokens.apply(output, layout, _read_again(sequence))
     return own, RowStatistics(rows[..., 0], rows[..., 1])
+
+
+def _as_one(sequence: Sequence, *arrays: Any) -> tuple[Any, Sequence]:
+    """The same with gradients of one node: a rank that is asked for some exchanges those of all."""
+    given: dict[Any, Any] = dict(enumerate(arrays))
+    given |= {"bias": sequence.options.get("bias"), "sinks": sequence.sinks}
+    needed = {name: x for name, x in given.items() if x is not None and x.requires_grad}
+    given |= dict(zip(needed, _Together.apply(*needed.values()))) if needed else {}
+    bias = {} if given["bias"] is None else {"bias": given["bias"]}
+    found = replace(sequence, options=sequence.options | bias, sinks=given["sinks"])
+    return [given[n] for n in range(len(arrays))], found
+
+
+class _Together(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return given
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return grads
 
 
 def _read_again(sequence: Sequence) -> tuple[Version, ...] | None:
