@@ -541,6 +541,22 @@ def weights_refuse(size):
     assert weights.summary(only=["entropy"]).received is None
 
 
+def a_limit_refuses_before_anything_is_sent(size):
+    layout = Layout(9)
+    _, (q, k, v) = small(layout)
+    _, weights = attention(q, k, v, layout=layout, return_weights=True)
+    for said, ask in (
+        ("strongest: (2, 9) pairs", lambda: weights.strongest(9)),
+        ("topk: (2, ", lambda: weights.topk(9)),
+        ("6, 5) float64", lambda: weights.pool((6, 5))),
+        ("row: (2, 9) float64", lambda: weights.row(3)),
+    ):
+        with regard.limits(weights_bytes=100 if layout.rank == 0 else 1e9):  # of one rank alone
+            text = raised(regard.MaterializeError if layout.rank == 0 else RankError, ask)
+        assert said in text, text
+        ask()  # the group goes on
+
+
 def options_that_are_written_to_are_told(size):
     """By gradients and weights: both read them again."""
     layout = Layout(9)
@@ -894,6 +910,7 @@ CHECKS = (
     a_call_that_every_rank_gets_wrong_is_told_in_its_own_words,
     weights_refuse,
     an_output_has_the_dtype_that_is_asked_for_in_any_form,
+    a_limit_refuses_before_anything_is_sent,
     options_that_are_written_to_are_told,
     a_rank_may_ask_for_fewer_gradients_than_the_others,
     a_compiled_model_computes_it_between_its_graphs,

@@ -10,7 +10,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 
-from regard._base.errors import a_type
+from regard._base.errors import MaterializeError, a_type
+from regard._base.settings import require_materializable
 from regard._base.types import ReceivedHow
 from regard._call.visible import sees
 from regard._operator.merging import merge
@@ -27,6 +28,7 @@ from regard._weights.reductions import (
     TopKeys,
     check_k,
     require_room_for_keys,
+    require_room_for_pairs,
 )
 from regard._weights.statistics import RowStatistics
 from regard._weights.written import require_unwritten, versions_of
@@ -179,11 +181,16 @@ class DistributedWeights:
         Raises:
             IndexError: there is no such position.
             TypeError: it is no int.
+            MaterializeError: it is above ``regard.limits``.
         """
         error: Exception | None = None
         try:
             position = range(self._sequence.layout.length)[int_of("row: position", position)]
-        except TypeError as found:
+            require_materializable(
+                "row", self.shape[:-1], 8 * self.dtype.itemsize,
+                "Compute fewer heads or elements of the batch together",
+            )  # fmt: skip
+        except (TypeError, MaterializeError) as found:
             error = found
         except IndexError:
             error = IndexError(
@@ -414,6 +421,7 @@ class _Strongest:
         self._n = min(int(n), length * length)
         like = weights.statistics.maximum
         shape = (*like.shape[:-1], self._n)
+        require_room_for_pairs(shape, str(like.dtype).removeprefix("torch."))
         none = torch.full(shape, -1, dtype=torch.int64, device=like.device)
         self._found = Links(none, none, torch.zeros(shape, dtype=like.dtype, device=like.device))
 
