@@ -348,6 +348,17 @@ def layouts_cut_and_join(size):
             assert str(length) in repr(layout)
 
 
+def layouts_join_complex_numbers(size):
+    layout = Layout(5)
+    whole = torch.arange(10.0).reshape(5, 2).mul(1 + 2j).conj()
+    own = leaf(layout.shard(whole, 0))
+    joined = layout.gather(own, 0)
+    assert torch.equal(joined, whole)
+    (grad,) = torch.autograd.grad((joined * whole).abs().square().sum(), own)
+    assert torch.allclose(grad, size * 2 * own.detach() * own.detach().abs().square())
+    assert torch.equal(layout.gather(layout.shard(whole, 0), 0), whole)
+
+
 def zigzag_is_the_order_of_torchs_load_balancer(size):
     length = 12 * size
     order = _load_balancer._HeadTailLoadBalancer(length, size, "cpu")._generate_indices()
@@ -905,6 +916,7 @@ def a_rank_without_the_store_says_that_another_may_have_ended_first(size):
 
 CHECKS = (
     layouts_cut_and_join,
+    layouts_join_complex_numbers,
     zigzag_is_the_order_of_torchs_load_balancer,
     layouts_refuse,
     a_call_that_every_rank_gets_wrong_is_told_in_its_own_words,

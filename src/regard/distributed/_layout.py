@@ -220,7 +220,7 @@ class _Gather(torch.autograd.Function):
         for count in layout.counts:
             shape[dim] = count
             parts.append(x.new_empty(shape))
-        parts[layout.rank] = x.contiguous()
+        parts[layout.rank] = x.resolve_conj().contiguous()
         others = layout.peers.others
         sends = [(rank, parts[layout.rank]) for rank in others]
         got = [(rank, parts[rank]) for rank in others]
@@ -237,14 +237,13 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         layout, dim = ctx.layout, ctx.dim
         others = layout.peers.others
+        grad = grad.resolve_conj()
         own = _taken(grad, dim, layout.own).contiguous()
         sends = [(rank, _taken(grad, dim, layout.pieces[rank]).contiguous()) for rank in others]
         got = {rank: torch.empty_like(own) for rank in others}
         layout.peers.exchange("Layout.gather", sends, list(got.items())).wait()
         got[layout.rank] = own
-        total = torch.zeros_like(
-            own, dtype=torch.float64 if own.dtype == torch.float64 else torch.float32
-        )
+        total = torch.zeros_like(own, dtype=torch.promote_types(own.dtype, torch.float32))
         for rank in range(layout.size):
             total += got[rank]
         return total.to(grad.dtype), None, None
