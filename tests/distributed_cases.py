@@ -229,6 +229,8 @@ def every_method_gives_its_part_of_the_summary(size):
         found = getattr(weights, name)()
         assert torch.allclose(found, getattr(every, name), atol=1e-13), name
     assert all(map(torch.equal, weights.topk(4), every.topk))
+    all_keys = weights.summary(topk=np.int64(99), only=["topk"]).topk
+    assert all(map(torch.equal, weights.topk(23), all_keys))
     assert all(map(torch.equal, weights.strongest(7), every.strongest))
     assert torch.equal(weights.strongest(7).query, one.strongest(7).query)
     assert torch.equal(weights.strongest(7).key, one.strongest(7).key)

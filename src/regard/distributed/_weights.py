@@ -162,7 +162,8 @@ class DistributedWeights:
         except (TypeError, ValueError) as found:
             error = found
         names = [name for name in _KINDS if name in chosen]
-        topk = min(topk, self._sequence.layout.length) if isinstance(topk, int) else topk
+        if isinstance(topk, (int, np.integer)):
+            topk = min(topk, self._sequence.layout.length)
         told: dict[str, Any] = {
             "topk": topk,
             "strongest": strongest,
