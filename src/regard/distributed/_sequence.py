@@ -16,6 +16,7 @@ from regard._call.contents import check_contents
 from regard._call.edits import edits_of
 from regard._call.hints import unknown_option
 from regard._call.options import OPTIONS, REAL_NUMBERS
+from regard._call.tensors import require_dense
 from regard._call.visible import Visibility
 from regard._weights.written import Version, first_written, versions_of
 from regard.distributed._layout import Layout, Piece
@@ -238,6 +239,7 @@ def read(
 def _check(layout: Layout, name: str, x: Any) -> None:
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"distributed.attention: {name} is {a_type(x)}; a torch tensor is needed.")
+    require_dense(name, x)
     if x.ndim < 2:
         raise ShapeError(
             f"distributed.attention: {name} has {x.ndim} axes; at least (L, D) is needed."
