@@ -11,6 +11,7 @@ import math
 import os
 import signal
 import sys
+import warnings
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +21,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.experimental._context_parallel import _load_balancer
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import regard
 from regard._operator import watching
@@ -679,6 +681,33 @@ def a_compiled_model_computes_it_between_its_graphs(size):
     assert all(map(torch.equal, *found))
 
 
+def a_graph_or_a_transform_is_refused_and_the_group_goes_on(size):
+    layout = Layout(9)
+    _, (q, k, v) = small(layout)
+    _, weights = attention(q, k, v, layout=layout, return_weights=True)
+    for call in (
+        lambda x: attention(x, k, v, layout=layout),
+        lambda x: layout.gather(x, -2),
+        lambda x: x + weights.entropy()[..., None],
+    ):
+        for way in (
+            lambda f: torch.func.vmap(f)(torch.stack([q, q])),
+            lambda f: torch.func.grad(lambda x: f(x).sum())(q),
+            lambda f: make_fx(f)(q),
+            lambda f: torch.jit.trace(f, q),
+        ):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of the tracer
+                text = raised(regard.UnsupportedError, functools.partial(way, call))
+            assert "messages between ranks cannot become part of a graph" in text, text
+    kind, ask = RankError, weights.entropy
+    if layout.rank == 0:  # a transform of one rank is told to all
+        kind = regard.UnsupportedError
+        ask = functools.partial(torch.func.vmap(lambda x: x + weights.entropy().sum()), q)
+    assert "messages between ranks" in raised(kind, ask)
+    assert torch.isfinite(attention(q, k, v, layout=layout)).all()
+
+
 def a_row_of_large_scores_has_the_sum_of_one_process(size):
     """In float32, where the pass over all rows sums products in another order than that of one."""
     layout = Layout(T)
@@ -931,6 +960,7 @@ CHECKS = (
     options_that_are_written_to_are_told,
     a_rank_may_ask_for_fewer_gradients_than_the_others,
     a_compiled_model_computes_it_between_its_graphs,
+    a_graph_or_a_transform_is_refused_and_the_group_goes_on,
     every_method_gives_its_part_of_the_summary,
     a_row_of_large_scores_has_the_sum_of_one_process,
     dropout_without_a_seed_is_the_same_on_every_rank,

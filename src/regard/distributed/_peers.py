@@ -17,7 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from regard._base.errors import a_type
+from regard._base.errors import UnsupportedError, a_type
+from regard._base.torch_state import is_recorded
 
 Message = tuple[int, torch.Tensor]  # a rank of the group, and what it sends or gets
 _HEADER, _TEXT = 56, 4096  # bytes
@@ -198,7 +199,16 @@ class Peers:
         Raises:
             RankError: another rank has an error; on that rank it is that error itself.
             ValueError: the fields differ; the text names the ranks and what each has.
+            UnsupportedError: torch records a graph, or transforms what runs.
         """
+        if is_recorded():
+            error = error or UnsupportedError(
+                f"distributed.{what}: messages between ranks cannot become part of a graph or a"
+                " transform (torch.jit.trace, make_fx, torch.export, torch.func). Call it outside;"
+                " torch.compile does."
+            )
+            if not torch._C._are_functorch_transforms_active():  # a graph would keep the messages
+                raise error
         if self.size == 1:
             if error is not None:
                 raise error
