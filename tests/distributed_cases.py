@@ -409,6 +409,7 @@ def a_call_that_every_rank_gets_wrong_is_told_in_its_own_words(size):
         (ValueError, "query_start is given; the layout", {"query_start": 3}),
         (ValueError, "method is 'star'; one of 'ring'", {"method": "star"}),
         (TypeError, "no option 'casual'", {"casual": True}),
+        (TypeError, "return_weights is 1; True or False", {"return_weights": 1}),
         (ValueError, "window is (-1, 0)", {"window": (-1, 0)}),
         (regard.ShapeError, "segments has shape (8,)", {"segments": torch.zeros(8, dtype=int)}),
         (regard.ShapeError, "bias", {"bias": torch.zeros(2, layout.count, 8)}),

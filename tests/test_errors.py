@@ -229,6 +229,41 @@ def test_wrong_types(name):
     assert message in str(caught.value)
 
 
+q = ones((2, 5, 4), np.float32)
+record = regard.Recording(list("abcde"), [regard.Layer(q, q)])
+FLAGS = {
+    "mapped": lambda x: regard.Recording.load("a.safetensors", mapped=x),
+    "statistics": lambda x: record.save("/", statistics=x),
+    "statistics of a Writer": lambda x: regard.recording.Writer("a", statistics=x),
+    "weights_only": lambda x: regard.Layer(q, q, weights_only=x),
+    "sinks": lambda x: regard.Layer.from_weights(q, sinks=x),
+    "causal": lambda x: regard.Layer.from_weights(q, causal=x),
+    "transparent": lambda x: record.figure(0, 0, transparent=x),
+    "words": lambda x: record.view(words=x, open_browser=False),
+    "open_browser": lambda x: record.view(open_browser=x),
+    "open_browser of texts": lambda x: regard.viewer.view_texts(None, open_browser=x),
+    "ascending": lambda x: record.heads().sort("entropy", ascending=x),
+    "bos": lambda x: regard.lm.WordTokenizer("a b").encode("a", bos=x),
+    "eos": lambda x: regard.lm.WordTokenizer("a b").encode("a", eos=x),
+    "bos of byte pairs": lambda x: regard.lm.LanguageModel.load("builtin").tokenizer.encode(
+        "a", bos=x
+    ),
+    "values": lambda x: regard.record(values=x).__enter__(),
+    "evaluation": lambda x: regard.watch(torch.nn.Linear(2, 2), evaluation=x),
+    "check_nan": lambda x: regard.watch(torch.nn.Linear(2, 2), check_nan=x),
+    "bias": lambda x: regard.nn.MultiHeadAttention(8, 2, bias=x),
+    "bias of one head": lambda x: regard.nn.SelfAttention(8, 2, bias=x),
+    "causal of one head": lambda x: regard.nn.SelfAttention(8, 2, causal=x),
+}
+
+
+@pytest.mark.parametrize("wrong", ["no", 1, 0.0])
+@pytest.mark.parametrize("name", FLAGS)
+def test_a_flag_is_true_or_false(name, wrong):
+    with pytest.raises(TypeError, match=f"{name.split()[0]} is {wrong!r}; True or False is needed"):
+        FLAGS[name](wrong)
+
+
 BAD_VALUES = {
     "window": ({"window": (-1, 0)}, "window is (-1, 0); its sides must not be negative"),
     "scale": ({"scale": float("nan")}, "scale is nan; it must be finite"),

@@ -1136,6 +1136,7 @@ def test_what_is_no_number_is_refused_before_anything_is_written(tmp_path, corpu
                 Survey(tmp_path / "heads", model=model, corpus=corpus, **{name: wrong})
     for name, wrong, message in (
         ("documents", "no", "documents is a str; True or False is needed"),
+        ("trust_remote_code", "no", "trust_remote_code is 'no'; True or False is needed"),
         ("column", 3, "column is an int; a str is needed"),
         ("corpus", 5, "corpus is an int; a path or a list of paths is needed"),
         ("corpus", [corpus, 5], "corpus is an int; a path or a list of paths is needed"),

@@ -27,6 +27,11 @@ def test_a_folder_without_a_tokenizer_says_so(kind, tmp_path):
         regard.hf.load(tmp_path / "folder")
 
 
+def test_python_of_a_model_is_trusted_by_true_alone(tmp_path):
+    with pytest.raises(TypeError, match="trust_remote_code is 'no'; True or False is needed"):
+        regard.hf.load(tmp_path, trust_remote_code="no")
+
+
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "llama", "t5"])
 def test_a_name_of_the_hub_without_a_tokenizer_says_so(kind, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))

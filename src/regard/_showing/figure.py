@@ -19,6 +19,7 @@ from regard._base.errors import ShapeError, UnsupportedError, a_type
 from regard._base.extras import needed_by
 from regard._base.files import check_ending, replaced_when_complete
 from regard._base.settings import counted
+from regard._call.checks import read_flag
 from regard._showing.heatmap import (
     INCH,
     INK,
@@ -135,7 +136,8 @@ class Figure:
                 f"figure: {part.shape[0]} queries and {part.shape[1]} keys have nothing to draw;"
                 f" there are {shape[0]} and {shape[1]}."
             )
-        self._dpi, self._is_tight, self._transparent = float(dpi), size is None, bool(transparent)
+        self._transparent = read_flag("transparent", transparent, "figure")
+        self._dpi, self._is_tight = float(dpi), size is None
         self._told: set[str] = set()
         self._count = len(panels)
         with self._lacking_told(), matplotlib.rc_context(_style()):

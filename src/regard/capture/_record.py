@@ -162,8 +162,8 @@ def record(
         RecordingError: no attention was computed, or calls that no recording holds together; with
             ``explain``, gradients are off, or the number does not depend on any attention.
         ShapeError: the tokens are not as many as the keys; ``explain`` gave several numbers.
-        TypeError, ValueError: numbers of layers or heads that are none, or a name of another kind
-            of file.
+        TypeError, ValueError: numbers of layers or heads that are none, ``values`` that is no bool,
+            or a name of another kind of file.
 
     Source: docs/recording.md.
     """

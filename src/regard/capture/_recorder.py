@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from regard._base.arrays import is_tensor
 from regard._base.errors import RecordingError, UnsupportedError
 from regard._call.call import Call
-from regard._call.checks import read_call
+from regard._call.checks import read_call, read_flag
 from regard._call.contents import check_contents
 from regard._call.options import OPTIONS, REAL_NUMBERS
 from regard._operator.torch_calls import is_in_backward
@@ -125,7 +125,7 @@ class Recorder:
     ) -> None:
         self._layers, self._heads = _numbers("layers", layers), _numbers("heads", heads)
         self._others: set[int] = set()  # numbers of layers that are not among these
-        self._values = values or explanation is not None
+        self._values = read_flag("values", values, "record") or explanation is not None
         self._explanation, self._text = explanation, text
         self._files: Any = sink if path is None else Files(path)
         # What each array of a layer becomes: one that is used at once is not copied before.

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from regard._base.errors import a_type
+from regard._call.checks import read_flag
 from regard._operator.torch_calls import Hook, Running, is_in_backward, is_running, uncompiled
 from regard.capture._calls import NOT_SEEN, calls_taken, has_no_numbers, left_out
 from regard.capture._groups import group_names
@@ -309,7 +310,7 @@ def watch(
         A ``Watch``, for a ``with`` statement; it keeps every report.
 
     Raises:
-        TypeError: no module of torch, no int, or a report that cannot be called.
+        TypeError: no module of torch, no int, no bool, or a report that cannot be called.
         ValueError: ``every`` is below 1.
 
     Source: docs/watch.md; Zhai et al. 2023 (entropy collapse), Dehghani et al. 2023 (growth of the
@@ -325,7 +326,10 @@ def watch(
             f"watch: report is {a_type(report)}; a function report(step, found) is "
             "needed, or None to read watch.last and watch.history."
         )
-    return Watch(model, every, report, start, bool(evaluation), check_nan)
+    evaluation = read_flag("evaluation", evaluation, "watch")
+    if check_nan is not None:
+        check_nan = read_flag("check_nan", check_nan, "watch")
+    return Watch(model, every, report, start, evaluation, check_nan)
 
 
 def _int(name: str, x: Any) -> int:

@@ -10,6 +10,7 @@ import torch
 
 from regard._base.errors import UnsupportedError
 from regard._base.types import BackendName
+from regard._call.checks import read_flag
 from regard._call.options import Options
 from regard._operator import watching
 from regard.distributed import _heads, _sequence
@@ -96,7 +97,8 @@ def attention(
     Source: Liu et al. 2023 (ring attention), Brandon et al. 2023, Milakov & Gimelshein 2018.
     """
     given = {"query": query, "key": key, "value": value}
-    sequence, (q, k, v), restore = _agreed(layout, method, given, dict(options), backend)
+    flag = "return_weights", return_weights
+    sequence, (q, k, v), restore = _agreed(layout, method, given, dict(options), backend, flag)
     if method == "heads":
         output, statistics = of_heads(sequence, q, k, v, backend)
     else:
@@ -109,7 +111,12 @@ def attention(
 
 
 def _agreed(
-    layout: Layout, method: str, given: dict[str, Any], options: dict[str, Any], backend: str
+    layout: Layout,
+    method: str,
+    given: dict[str, Any],
+    options: dict[str, Any],
+    backend: str,
+    flag: tuple[str, Any],
 ) -> tuple[_sequence.Sequence, Iterable[torch.Tensor], Callable[[torch.Tensor], Any]]:
     """Options, plain tensors and what the output is made from them by, once all ranks agree.
 
@@ -117,6 +124,7 @@ def _agreed(
     """
     error, fields, seed, rows = None, {}, 0, 0
     try:
+        read_flag(*flag, "distributed.attention")
         if watching.watchers:
             raise UnsupportedError(
                 "distributed.attention: regard.record or regard.watch looks on, and would take the"

@@ -15,6 +15,7 @@ import numpy as np
 
 from regard._base.errors import a_type
 from regard._base.types import Bool, Float, Int
+from regard._call.checks import read_flag
 from regard._weights.parts import int_of, place_of
 from regard.heads._measure import measured, sampled
 from regard.heads._patterns import Patterns
@@ -230,7 +231,10 @@ class HeadScores:
 
         Raises:
             KeyError: no such score.
+            TypeError: ``ascending`` that is no bool.
         """
+        if ascending is not None:
+            ascending = read_flag("ascending", ascending, "sort")
         if by == "layer":
             places = tuple(self._places())
             falls = ascending is not None and not ascending

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import Embedding
 from transformers.utils.hub import cached_file
 
+from regard._call.checks import read_flag
 from regard.hf._record import record
 from regard.recording import Recording
 
@@ -47,11 +48,13 @@ def load(name: str | Path, *, trust_remote_code: bool = False) -> tuple[Any, Any
         FileNotFoundError: no such folder, and no such name, or the hub is not reachable.
         ValueError: a model that transformers cannot load, with its reason, or one that has no
             tokenizer.
+        TypeError: ``trust_remote_code`` that is no bool.
     """
     return _loaded(name, trust_remote_code)
 
 
 def _loaded(name: str | Path, trust_remote_code: bool, predicts: bool = False) -> tuple[Any, Any]:
+    trust_remote_code = read_flag("trust_remote_code", trust_remote_code, "load")
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     with _quiet(), _told(name):
         config, options = _config(name, options)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from regard._base.extras import needed_by
 from regard._base.files import read_file, replaced_when_complete
+from regard._call.checks import read_flag
 from regard._weights.parts import int_of
 
 if TYPE_CHECKING:
@@ -75,9 +76,10 @@ class WordTokenizer:
         """Ids of the words of ``text``, between BOS and EOS where asked.
 
         Raises:
-            TypeError: ``text`` is no str.
+            TypeError: ``text`` is no str, or ``bos`` or ``eos`` no bool.
             ValueError: a word that is not in the vocabulary; names the nearest known ones.
         """
+        bos, eos = (read_flag(*flag, "encode") for flag in (("bos", bos), ("eos", eos)))
         ids = [self._id(word) for word in _split(text)]
         return [self.bos] * bos + ids + [self.eos] * eos
 
@@ -220,11 +222,11 @@ class BytePairTokenizer:
         """Ids of ``text``, after BOS where asked.
 
         Raises:
-            TypeError: no str.
+            TypeError: no str, or ``bos`` that is no bool.
             ValueError: a lone surrogate, which stands for no bytes.
         """
         _require_utf8(text)
-        return [self.bos] * bos + self._tokenizer.encode(text).ids
+        return [self.bos] * read_flag("bos", bos, "encode") + self._tokenizer.encode(text).ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text without BOS; bytes that are not UTF-8 become U+FFFD."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from regard._base.cache import KeyValueCache
 from regard._base.errors import ShapeError, UnsupportedError
 from regard._base.rotary import rotate
-from regard._call.checks import read_call
+from regard._call.checks import read_call, read_flag
 from regard._operator.attention import attention
 from regard.nn import conversion
 from regard.nn.checks import check_cache, check_counts, check_names, check_own, check_tensor
@@ -134,6 +134,7 @@ class MultiHeadAttention(nn.Module):
             self.register_parameter("in_proj_weight", None)
             for name, n, size in zip(names, rows, (embed_dim, self.kdim, self.vdim)):
                 self.register_parameter(name, nn.Parameter(torch.empty(n, size, **factory)))
+        bias = read_flag("bias", bias, "MultiHeadAttention")
         if bias:
             self.in_proj_bias = nn.Parameter(torch.empty(sum(rows), **factory))
         else:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard._base.errors import ShapeError, UnsupportedError, a_type
+from regard._call.checks import read_flag
 from regard._operator.attention import attention
 from regard.nn.checks import check_counts, check_names, check_tensor
 from regard.nn.conversion import check_alone, copied
@@ -43,7 +44,7 @@ class SelfAttention(nn.Module):
         query, key, value: the projections, each a ``torch.nn.Linear(d_in, d_out)``.
 
     Raises:
-        TypeError: ``d_in`` or ``d_out`` is no int.
+        TypeError: ``d_in`` or ``d_out`` is no int, or ``bias`` or ``causal`` no bool.
         ValueError: ``d_in`` or ``d_out`` is not positive.
 
     Example:
@@ -71,7 +72,9 @@ class SelfAttention(nn.Module):
             raise ValueError(
                 f"SelfAttention: d_in is {d_in} and d_out {d_out}; both must be positive."
             )
-        self.d_in, self.d_out, self.causal = d_in, d_out, causal
+        bias = read_flag("bias", bias, "SelfAttention")
+        self.d_in, self.d_out = d_in, d_out
+        self.causal = read_flag("causal", causal, "SelfAttention")
         self.query = nn.Linear(d_in, d_out, bias, device=device, dtype=dtype)
         self.key = nn.Linear(d_in, d_out, bias, device=device, dtype=dtype)
         self.value = nn.Linear(d_in, d_out, bias, device=device, dtype=dtype)

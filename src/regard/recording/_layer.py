@@ -16,7 +16,7 @@ from regard._base.deferred import fetched
 from regard._base.errors import ShapeError, UnsupportedError, a_type
 from regard._base.types import Array, ArrayT
 from regard._call import edits
-from regard._call.checks import FLOATS, LARGEST_POSITION, read_call
+from regard._call.checks import FLOATS, LARGEST_POSITION, read_call, read_flag
 from regard._call.contents import check_contents
 from regard._call.options import (
     REAL_NUMBERS,
@@ -121,11 +121,9 @@ class Layer(Generic[ArrayT]):
         heads: Any = range(len(query)) if head_numbers is None else head_numbers
         self.head_numbers = heads
         self._check_names()
-        if not isinstance(weights_only, bool):
-            raise TypeError(f"Layer: weights_only is {weights_only!r}; True or False is needed.")
+        self.weights_only = read_flag("weights_only", weights_only, "Layer")
         if weights_only and "bias" not in self.options:
             raise ValueError("Layer: weights_only without a bias; Layer.from_weights makes it.")
-        self.weights_only = weights_only
         self._gradient = None
         self._gradient = self._checked_gradient(gradient)
         self.statistics = None if statistics is None else checked(statistics, query, "Layer")
@@ -169,11 +167,14 @@ class Layer(Generic[ArrayT]):
         Raises:
             MaterializeError: above the limit that ``regard.limits`` sets.
             ShapeError: other axes, more than one text, or no head.
-            TypeError: no float array.
+            TypeError: no float array, or ``causal`` or ``sinks`` that are no bools.
             ValueError: a weight that is not finite or below 0, or a row that does not sum to 1.
         """
         from regard.recording import _dense
 
+        sinks = read_flag("sinks", sinks, "from_weights")
+        if causal is not None:
+            causal = read_flag("causal", causal, "from_weights")
         found = _dense.of_one_text("weights", weights)
         _dense.check_size([found])
         made: Any = cls(

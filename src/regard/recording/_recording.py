@@ -318,13 +318,14 @@ class Recording(Showings[ArrayT]):
                 more than the header of a file takes.
             ShapeError, TypeError, ValueError: a name or numbers that were assigned to a layer
                 since.
+            TypeError: ``statistics`` that is no bool.
             ValueError: a name of another kind of file.
 
         Source: docs/recording.md describes the file.
         """
         from regard.recording._saving import write
 
-        write(self, Path(path), statistics)
+        write(self, Path(path), read_flag("statistics", statistics, "save"))
 
     @classmethod
     def load(
@@ -358,11 +359,12 @@ class Recording(Showings[ArrayT]):
             RecordingError: the file is no recording, a damaged one, or of a newer version; the
                 address cannot be read, or not in ranges. Also by whatever asks for numbers of a
                 file at an address, where they cannot be fetched, or the file was changed.
-            TypeError: ``storage_options`` for a file, or no dict.
+            TypeError: ``storage_options`` for a file, or no dict; ``mapped`` that is no bool.
         """
         from regard.recording._format import is_address
         from regard.recording._loading import read
 
+        mapped = read_flag("mapped", mapped, "Recording.load")
         if is_address(path):
             from regard.recording import _remote
 

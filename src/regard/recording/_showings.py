@@ -203,7 +203,7 @@ class Showings(Generic[ArrayT]):
             IndexError: no such layer or head.
             ModuleNotFoundError: matplotlib is not installed: ``pip install "regard[plot]"``.
             ShapeError: nothing to draw.
-            TypeError: no head is named, or one in two ways.
+            TypeError: no head is named, or one in two ways; ``transparent`` that is no bool.
             ValueError: an unknown scale, a step other than 1, or a size or dpi that is not
                 positive, too large together, or without room for the heatmaps.
         """
@@ -279,7 +279,8 @@ class Showings(Generic[ArrayT]):
             The viewer, with its ``address`` and ``close()``; usable in a ``with`` block.
 
         Raises:
-            TypeError: ``other`` is no recording, or the port no int.
+            TypeError: ``other`` is no recording, the port no int, or ``words`` or ``open_browser``
+                no bool.
             ValueError: a recording without queries, or a port above 65535 or below 0.
             OSError: the port is taken.
 

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from regard._base.files import CHUNK_BYTES, replaced_when_complete
+from regard._call.checks import read_flag
 from regard.recording import Layer, Recording, _loading, _saving
 from regard.recording._format import (
     ALIGNMENT,
@@ -95,7 +96,8 @@ class Writer:
     Raises:
         OSError: at the start of the block, the folder is missing or cannot be written.
         RecordingError: likewise, the name is a link that leads back to itself.
-        TypeError, ValueError: ``tokens`` is no number, or a name of another kind of file.
+        TypeError, ValueError: ``tokens`` is no number, ``statistics`` no bool, or a name of another
+            kind of file.
 
     Example:
         ``with Writer(path, tokens=3) as writer:``, then for each layer
@@ -109,7 +111,8 @@ class Writer:
             raise TypeError(f"Writer: tokens is {tokens!r}; the number that is expected is needed.")
         if tokens < 0:
             raise ValueError(f"Writer: tokens is {tokens}; it must not be negative.")
-        self._path, self._keeps_statistics = Path(path), statistics
+        self._path = Path(path)
+        self._keeps_statistics = read_flag("statistics", statistics, "Writer")
         texts = int(tokens) if tokens <= MOST_CHARACTERS else 0
         room = min(ROOM + TOKEN_BYTES * texts, HEADER_LIMIT)
         self._start = room // ALIGNMENT * ALIGNMENT  # of the arrays

@@ -16,6 +16,7 @@ import numpy as np
 
 from regard._base.errors import a_type
 from regard._base.types import Float
+from regard._call.checks import read_flag
 from regard.heads import HeadScores
 from regard.lm import LanguageModel
 from regard.recording import Recording
@@ -109,6 +110,7 @@ class Survey:
                     f"survey: {name} is {value}; at most 2**40 is possible, more than any text has."
                 )
         _require("documents", documents, (bool, NoneType), "True or False")
+        trust_remote_code = read_flag("trust_remote_code", trust_remote_code, "survey")
         _require("column", column, (str, NoneType), "a str")
         max_tokens = None if max_tokens is None else int(max_tokens)  # NumPy's is no JSON
         threads = None if threads is None else int(threads)

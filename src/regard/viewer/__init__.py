@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from regard._call.checks import read_flag
 from regard.recording import Recording
 
 if TYPE_CHECKING:
@@ -53,12 +54,16 @@ def view(
         Python, it closes by itself.
 
     Raises:
-        TypeError: no recording, or a port that is no int.
+        TypeError: no recording, a port that is no int, or ``words`` or ``open_browser`` that are no
+            bools.
         ValueError: a recording without queries, or a port above 65535 or below 0.
         OSError: the port is taken.
     """
     from regard.viewer._server import Viewer
 
+    open_browser = read_flag("open_browser", open_browser, "view")
+    if words is not None:
+        words = read_flag("words", words, "view")
     viewer = Viewer([recording] if other is None else [recording, other], names, port)
     if open_browser:
         import webbrowser
@@ -89,7 +94,7 @@ def view_texts(
         The viewer, as ``view`` does.
 
     Raises:
-        TypeError: ``text`` is no str.
+        TypeError: ``text`` is no str, or ``open_browser`` no bool.
         ValueError: ``text`` is longer than the input can hold, or a port above 65535 or below 0.
         OSError: the port is taken.
     """
@@ -98,6 +103,7 @@ def view_texts(
     from regard.viewer._server import Viewer
 
     require_text("view: the text", text)
+    open_browser = read_flag("open_browser", open_browser, "view")
     if len(text) > MAX_CHARACTERS:
         raise ValueError(
             f"view: the text has {len(text):,} characters, and the input holds {MAX_CHARACTERS:,};"
