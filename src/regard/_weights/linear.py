@@ -326,7 +326,8 @@ class LinearForms(Unstored, Generic[ArrayT]):
             axis: one or several; the last is that of the keys, the one before that of the queries.
                 Along a batch only with one of these; along heads alone it is a ``Mix``.
             dtype, out: None; NumPy's functions pass them.
-            keepdims: whether they stay, of size 1.
+            keepdims: whether they stay, of size 1: True or False, as in torch, where NumPy takes
+                numbers too.
 
         Raises:
             UnsupportedError: along a batch alone, or heads with ``keepdims``: that is a matrix.
