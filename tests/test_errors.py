@@ -1,6 +1,7 @@
 """Bad input gets an error that says what was found, what is needed, and the way out."""
 
 import array
+import re
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 
 import regard
 from regard._base.errors import a_type
+from regard.lm.training import Settings
 
 x = np.ones((2, 4, 6, 8), np.float32)
 ones = np.ones
@@ -230,6 +232,12 @@ def test_wrong_types(name):
 
 
 q = ones((2, 5, 4), np.float32)
+
+
+def builtin():
+    return regard.lm.LanguageModel.load("builtin")
+
+
 record = regard.Recording(list("abcde"), [regard.Layer(q, q)])
 FLAGS = {
     "mapped": lambda x: regard.Recording.load("a.safetensors", mapped=x),
@@ -245,9 +253,7 @@ FLAGS = {
     "ascending": lambda x: record.heads().sort("entropy", ascending=x),
     "bos": lambda x: regard.lm.WordTokenizer("a b").encode("a", bos=x),
     "eos": lambda x: regard.lm.WordTokenizer("a b").encode("a", eos=x),
-    "bos of byte pairs": lambda x: regard.lm.LanguageModel.load("builtin").tokenizer.encode(
-        "a", bos=x
-    ),
+    "bos of byte pairs": lambda x: builtin().tokenizer.encode("a", bos=x),
     "values": lambda x: regard.record(values=x).__enter__(),
     "evaluation": lambda x: regard.watch(torch.nn.Linear(2, 2), evaluation=x),
     "check_nan": lambda x: regard.watch(torch.nn.Linear(2, 2), check_nan=x),
@@ -359,6 +365,43 @@ def test_integers_are_read_in_any_form(form, name):
         np.testing.assert_allclose(np.asarray(found), expected, atol=1e-13)
         weights = regard.AttentionWeights(*arrays[:2], causal=True, **{name: many})
         np.testing.assert_allclose(np.asarray(weights @ arrays[2]), expected, atol=1e-13)
+
+
+BEYOND_FLOATS = {
+    "residual is 1000": lambda x: regard.rollout(record, residual=x),
+    "dpi is 1000": lambda x: record.figure(0, 0, dpi=x),
+    "size is (1000": lambda x: record.figure(0, 0, size=(x, 3)),
+    "rope is 1000": lambda x: regard.nn.MultiHeadAttention(8, 2, rope=x),
+    "scale is inf": lambda x: regard.Layer(q, q, scale=x),
+    "temperature inf": lambda x: builtin().generate("a", 1, temperature=x),
+    "needs inf GB": lambda x: builtin().generate("a", x),
+    "000) float64 is inf GB": lambda x: regard.AttentionWeights(q, q).blocks(
+        [0] * 5, [0] * 5, "mass", (5, x)
+    ),
+    "muon_rate 1000": lambda x: Settings(muon_rate=x),
+}
+
+
+@pytest.mark.parametrize("said", BEYOND_FLOATS)
+def test_a_number_that_no_float_can_hold_is_told(said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        BEYOND_FLOATS[said](10**400)
+
+
+def test_a_limit_that_no_float_can_hold_is_none():
+    with regard.limits(weights_bytes=10**400):
+        assert len(np.asarray(regard.AttentionWeights(q, q))) == 2
+
+
+@pytest.mark.parametrize("name", ["every", "start"])
+def test_a_tensor_that_is_no_int_is_told(name):
+    with pytest.raises(TypeError, match=rf"watch: {name} is tensor\(1\.\); an int is needed"):
+        regard.watch(torch.nn.Linear(2, 2), **{name: torch.tensor(1.0)})
+
+
+def test_the_seed_of_a_text_may_be_an_array_without_axes():
+    text = builtin().generate("a", 3, temperature=1, seed=7)
+    assert builtin().generate("a", 3, temperature=1, seed=np.array(7)) == text
 
 
 def test_an_edit_is_by_a_factor_that_a_float_can_hold():

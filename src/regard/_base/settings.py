@@ -1,9 +1,11 @@
 """Settings of the process: the size limit and the number of threads."""
 
+import math
 import numbers
 import os
 import re
 from types import ModuleType
+from typing import Any
 
 from regard._base import loaded
 from regard._base.errors import MaterializeError
@@ -38,7 +40,7 @@ class limits:  # noqa: N801 - used like a function, and as a context manager
                 f"limits: weights_bytes is {weights_bytes}; it must be positive. "
                 "Pass a number of bytes, such as weights_bytes=8e9."
             )
-        self._limit: float = float(weights_bytes)
+        self._limit: float = as_float(weights_bytes)
         self._replaced: float | None = _weights_bytes  # until a block takes it back
         self._before: list[float] = []  # of the blocks that are open
         _weights_bytes = self._limit
@@ -56,6 +58,14 @@ class limits:  # noqa: N801 - used like a function, and as a context manager
         _weights_bytes = self._before.pop()
 
 
+def as_float(x: Any) -> float:
+    """A number as a float; ±∞ where it is too large for one."""
+    try:
+        return float(x)
+    except OverflowError:
+        return math.inf if x > 0 else -math.inf
+
+
 def counted(count: int, noun: str) -> str:
     """``1 token`` or ``1,024 tokens``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
@@ -63,6 +73,7 @@ def counted(count: int, noun: str) -> str:
 
 def bytes_text(size: float) -> str:
     """A number of bytes for people: ``34.4 GB``."""
+    size = as_float(size)
     for unit in ("B", "kB", "MB"):
         if size < 1000:
             return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"

@@ -11,6 +11,7 @@ from regard._base import loaded
 from regard._base.arrays import accumulating_name, dtype_name, is_array, is_tensor, read_array
 from regard._base.compiling import is_traced
 from regard._base.errors import ShapeError, UnsupportedError, a_type
+from regard._base.settings import as_float
 from regard._call import edits as rectangles
 from regard._call.call import Call, placed
 from regard._call.options import OF_PART, OPTIONS
@@ -351,7 +352,7 @@ def _read_window(name: str, window: Any, given: Given) -> tuple[int | None, int 
 def _read_number(name: str, x: Any, valid: Callable[[float], bool], needed: str) -> float:
     if not isinstance(x, numbers.Real) or isinstance(x, bool):
         raise TypeError(f"attention: {name} is {a_type(x)}; a number is needed.")
-    number = rectangles.as_float(x)
+    number = as_float(x)
     if not valid(number):
         raise ValueError(f"attention: {name} is {number}; it must be {needed}.")
     return number

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 from regard._base.errors import ShapeError, a_type
+from regard._base.settings import as_float
 
 Span: TypeAlias = int | slice | None
 
@@ -92,14 +93,6 @@ class Rectangle(NamedTuple):
             slice(max(low, part.start) - part.start, min(high, part.stop) - part.start)
             for (low, high), part in zip(self.spans, block)
         )
-
-
-def as_float(x: Any) -> float:
-    """A number as a float; ±∞ where it is too large for one."""
-    try:
-        return float(x)
-    except OverflowError:
-        return math.inf if x > 0 else -math.inf
 
 
 def _is_int(x: Any) -> bool:

@@ -18,7 +18,7 @@ from regard._base.arrays import to_numpy
 from regard._base.errors import ShapeError, UnsupportedError, a_type
 from regard._base.extras import needed_by
 from regard._base.files import check_ending, replaced_when_complete
-from regard._base.settings import counted
+from regard._base.settings import as_float, counted
 from regard._call.checks import read_flag
 from regard._showing.heatmap import (
     INCH,
@@ -302,7 +302,7 @@ def _check_pixels(size: Sequence[float], dpi: float) -> None:
 
 
 def _is_positive(x: Any) -> bool:
-    return isinstance(x, numbers.Real) and not isinstance(x, bool) and 0 < float(x) < math.inf
+    return isinstance(x, numbers.Real) and not isinstance(x, bool) and 0 < as_float(x) < math.inf
 
 
 def _drawn(

@@ -333,9 +333,10 @@ def watch(
 
 
 def _int(name: str, x: Any) -> int:
-    if isinstance(x, bool) or not hasattr(x, "__index__"):
-        raise TypeError(f"watch: {name} is {x!r}; an int is needed.")
-    return operator.index(x)
+    if not isinstance(x, bool):
+        with contextlib.suppress(TypeError):
+            return operator.index(x)
+    raise TypeError(f"watch: {name} is {x!r}; an int is needed.")
 
 
 def _warn(text: str, category: type[Warning] = UserWarning) -> None:

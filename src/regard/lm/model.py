@@ -17,6 +17,7 @@ from regard._base.cache import KeyValueCache
 from regard._base.errors import a_type
 from regard._base.files import check_folder, open_file, replaced_when_complete
 from regard._base.rotary import rotate
+from regard._base.settings import as_float
 from regard._operator.attention import attention
 from regard._weights.parts import int_of
 from regard.lm.checksum import require_unchanged, with_checksum
@@ -256,15 +257,17 @@ class LanguageModel:
         tokens = int_of("generate: tokens", tokens)
         if isinstance(temperature, bool) or not isinstance(temperature, numbers.Real):
             raise TypeError(f"generate: temperature is {a_type(temperature)}; a number is needed.")
+        temperature = as_float(temperature)
         if tokens < 0 or not 0 <= temperature < np.inf:
             raise ValueError(
                 f"generate: tokens is {tokens} and temperature {temperature}; "
                 "both must be 0 or more, and finite."
             )
-        if seed is not None and int_of("generate: seed", seed) < 0:
+        seed = None if seed is None else int_of("generate: seed", seed)
+        if seed is not None and seed < 0:
             raise ValueError(f"generate: seed is {seed}; it must not be negative.")
         self._read(text, more=tokens)
-        return self._continue(text, tokens, float(temperature), np.random.default_rng(seed))
+        return self._continue(text, tokens, temperature, np.random.default_rng(seed))
 
     def _continue(
         self, text: str, tokens: int, temperature: float, random: np.random.Generator

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from regard._base.extras import needed_by
 from regard._base.files import check_folder, open_file, read_file, replaced_when_complete
+from regard._base.settings import as_float
 from regard.lm.checksum import require_unchanged, with_checksum
 from regard.lm.config import WIDEST, Config, LayerConfig
 from regard.lm.corpus import Batches, encode_texts, read_texts
@@ -122,7 +123,7 @@ class Settings:
             x: Any = getattr(self, name)
             if isinstance(x, bool) or not isinstance(x, numbers.Real):
                 raise TypeError(f"Settings: {name} is {x!r}; a number is needed.")
-            if not 0 <= float(x) < math.inf or (name == "rope" and x == 0):
+            if not 0 <= as_float(x) < math.inf or (name == "rope" and x == 0):
                 least = "more than 0" if name == "rope" else "0 or more"
                 raise ValueError(f"Settings: {name} {x}; {least}, and finite, is needed.")
         if wrong := [x for x in self.windows if x is not None and not 0 <= x <= WIDEST]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from regard._base.cache import KeyValueCache
 from regard._base.errors import ShapeError, UnsupportedError
 from regard._base.rotary import rotate
+from regard._base.settings import as_float
 from regard._call.checks import read_call, read_flag
 from regard._operator.attention import attention
 from regard.nn import conversion
@@ -478,7 +479,7 @@ def _check_rope(rope: Any, head_dim: int) -> None:
             f"MultiHeadAttention: rope is {rope!r}; it is the base of the angles, a number such as "
             "10000.0, or None for no positions."
         )
-    if not 0 < float(rope) < math.inf:
+    if not 0 < as_float(rope) < math.inf:
         raise ValueError(f"MultiHeadAttention: rope is {rope}; it must be positive and finite.")
     if head_dim % 2:
         raise ShapeError(

@@ -14,6 +14,7 @@ import numpy as np
 from regard._base.arrays import dtype_name, is_tensor
 from regard._base.deferred import fetched
 from regard._base.errors import ShapeError, UnsupportedError, a_type
+from regard._base.settings import as_float
 from regard._base.types import Array, ArrayT
 from regard._call import edits
 from regard._call.checks import FLOATS, LARGEST_POSITION, read_call, read_flag
@@ -445,7 +446,7 @@ def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
             )
     for name in REAL_NUMBERS:
         if isinstance(checked.get(name), numbers.Real) and not isinstance(checked[name], bool):
-            checked[name] = float(checked[name])
+            checked[name] = as_float(checked[name])
     if isinstance(checked.get("causal"), np.bool_):
         checked["causal"] = bool(checked["causal"])
     return checked

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import numbers
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -51,7 +50,7 @@ def rollout(recording: Recording[ArrayT], residual: float = 0.5) -> Rollout[Arra
         )
     if not isinstance(residual, numbers.Real) or isinstance(residual, bool):
         raise TypeError(f"rollout: residual is {a_type(residual)}; a number is needed.")
-    if not (math.isfinite(residual) and 0 <= residual <= 1):
+    if not 0 <= residual <= 1:
         raise ValueError(f"rollout: residual is {residual}; a share from 0 to 1 is needed.")
     for number, layer in zip(recording.layer_numbers, recording.layers):
         Lq, Lk = layer._query.shape[1], layer._key.shape[1]
