@@ -302,17 +302,21 @@ def test_tensors_that_are_not_dense_are_refused_with_the_way_out(function):
 
 
 @pytest.mark.parametrize(
-    "ask",
+    ("what", "ask"),
     [
-        lambda w, sparse: w @ sparse, lambda w, sparse: w.T @ sparse,
-        lambda w, sparse: w.effects(sparse, sparse), lambda w, sparse: w.effects(t[0, 0], sparse),
-        lambda w, sparse: w.effects(t[0, 0], t[0, 0]) @ sparse,
-        lambda w, sparse: regard.merge([(sparse, w.statistics)]),
+        ("weights: x", lambda w, sparse: w @ sparse),
+        ("weights: y", lambda w, sparse: w.T @ sparse),
+        ("weights: keys", lambda w, sparse: w.mass(sparse)),
+        ("effects: value", lambda w, sparse: w.effects(sparse, sparse)),
+        ("effects: gradient", lambda w, sparse: w.effects(t[0, 0], sparse)),
+        ("effects: x", lambda w, sparse: w.effects(t[0, 0], t[0, 0]) @ sparse),
+        ("merge: output of part 0", lambda w, sparse: regard.merge([(sparse, w.statistics)])),
     ],
-)  # fmt: skip
-def test_what_is_asked_of_weights_takes_dense_tensors(ask):
+)
+def test_what_is_asked_of_weights_takes_dense_tensors(what, ask):
     weights = regard.AttentionWeights(t[0, 0], t[0, 0])
-    with pytest.raises(regard.UnsupportedError, match=r"of layout torch.sparse_coo; .*to_dense"):
+    said = rf"^{what} is a tensor of layout torch\.sparse_coo; .*to_dense"
+    with pytest.raises(regard.UnsupportedError, match=said):
         ask(weights, t[0, 0].to_sparse())
 
 

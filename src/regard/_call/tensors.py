@@ -6,7 +6,7 @@ from regard._base import loaded
 from regard._base.errors import UnsupportedError
 
 
-def require_dense(name: str, x: Any) -> None:
+def require_dense(name: str, x: Any, function: str = "attention") -> None:
     """Refuses a tensor that does not hold every number at its place.
 
     Raises:
@@ -14,13 +14,13 @@ def require_dense(name: str, x: Any) -> None:
     """
     if x.is_nested:
         raise UnsupportedError(
-            f"attention: {name} is a nested tensor, of layout {x.layout}; dense tensors are "
+            f"{function}: {name} is a nested tensor, of layout {x.layout}; dense tensors are "
             f"needed. Pad it, {name}.to_padded_tensor(0.0), and hide the padding by key_lengths=; "
             f"or attend to each of {name}.unbind()."
         )
     if x.layout is not loaded.torch.strided:
         raise UnsupportedError(
-            f"attention: {name} is a tensor of layout {x.layout}; dense tensors are needed. "
+            f"{function}: {name} is a tensor of layout {x.layout}; dense tensors are needed. "
             f"Convert it, as in {name}.to_dense()."
         )
 

@@ -156,7 +156,7 @@ def _check_arrays(n: int, part: Part, first: Part) -> None:
             found = getattr(x, "dtype", "") if is_array(x) or is_tensor(x) else type(x).__name__
             raise TypeError(f"merge: {name} of part {n} is {found}; floating arrays are needed.")
         if is_tensor(x):
-            require_dense(f"{name} of part {n}", x)
+            require_dense(f"{name} of part {n}", x, "merge")
         if dtype_name(x) not in allowed:
             raise TypeError(
                 f"merge: {name} of part {n} is {dtype_name(x)}, rounded more than shares may be;"

@@ -161,7 +161,7 @@ def _check(call: Call, name: str, x: Any, shape: tuple[int, ...], dtypes: tuple[
             f"attention_gradients: {name} is {a_type(x)}; a {kind} as the query is needed."
         )
     if is_tensor(x):
-        require_dense(name, x)
+        require_dense(name, x, "attention_gradients")
     if dtype_name(x) not in dtypes:
         raise TypeError(
             f"attention_gradients: {name} is {dtype_name(x)}; {' or '.join(dtypes)} is needed."

@@ -365,7 +365,7 @@ def _checked(name: str, x: Any, weights: AttentionWeights[Any]) -> Any:
             f"effects: {name} is {a_type(x, whole=True)}; {kind} is needed, as the query is."
         )
     if call.is_torch:
-        require_dense(name, x)
+        require_dense(name, x, "effects")
     if call.is_torch and x.device != call.query.device:
         raise TypeError(
             f"effects: {name} is on {x.device} and the query on {call.query.device}; move it with "

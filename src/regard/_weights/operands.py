@@ -70,7 +70,7 @@ def _numbers(call: Call, name: str, x: Any) -> Any:
         if x.dtype.kind not in "biuf" and dtype_name(x) != "bfloat16":
             raise TypeError(f"weights: {name} is {dtype_name(x)}; real numbers are needed.")
         return x.astype(accumulating_name(call.query))
-    require_dense(name, x)
+    require_dense(name, x, "weights")
     if x.is_complex():
         raise TypeError(f"weights: {name} is {dtype_name(x)}; real numbers are needed.")
     if x.device != call.query.device:
@@ -91,7 +91,7 @@ def _read(name: str, x: Any) -> np.ndarray:
     """An array of NumPy from whatever holds one."""
     if not is_tensor(x):
         return read_array(f"weights: {name}", x)
-    require_dense(name, x)
+    require_dense(name, x, "weights")
     return to_numpy(x)
 
 

@@ -183,7 +183,7 @@ class PairQuestions(Unstored, Generic[ArrayT]):
             own = f"tensors on {self._xp_device}" if is_tensor(self._like) else "NumPy arrays"
             raise TypeError(f"{self._name}: @ of another library or device; it is of {own}.")
         if is_tensor(x):
-            require_dense("x", x)
+            require_dense("x", x, self._name)
         if dtype_name(x) not in FLOATS:
             raise TypeError(f"{self._name}: @ of {dtype_name(x)}; floating numbers are needed.")
         found = x.shape[axis if x.ndim > 1 else 0] if x.ndim else 0
