@@ -38,7 +38,9 @@ BAD_SHAPES = {
     "more key heads": ((heads(2), x, x), {}, "2 query heads cannot share 4 key heads"),
     "leading axes": ((x, ones((3, *x.shape[1:]), "f"), x), {}, "leading axes of key (3,) do not"),
     "numbers of axes": ((x, x[0], x[0]), {}, "query has 4 axes and key has 3; they must agree"),
-    "a vector": ((x[0, 0, 0],) * 3, {}, "query has 1 axes; at least (L, D) is needed"),
+    "a vector": ((x[0, 0, 0],) * 3, {}, "query has 1 axis; at least (L, D) is needed"),
+    "one of each": ((x[:, :, :1], x, x[:, :, :1]), {}, "6 keys and 1 value; each key needs"),
+    "one head for two": ((x[:, :1], heads(2), heads(2)), {}, "1 query head cannot share 2 key he"),
     "no width": ((x[..., :0], x[..., :0], x), {}, "the head size D is 0"),
     "a mask of the wrong shape": (
         (x, x, x),

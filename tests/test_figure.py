@@ -364,7 +364,7 @@ def test_what_cannot_be_drawn_is_refused(arguments, error, message):
 
 def test_a_recording_without_queries_is_refused():
     empty = Recording(["a"], [Layer(np.ones((1, 0, 2)), np.ones((1, 1, 2)))], query_tokens=[])
-    with pytest.raises(regard.ShapeError, match="0 queries and 1 keys have nothing to draw"):
+    with pytest.raises(regard.ShapeError, match="0 queries and 1 key have nothing to draw"):
         empty.figure(0, 0)
 
 

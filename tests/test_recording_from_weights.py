@@ -298,7 +298,7 @@ def test_other_arguments_are_checked():
             Recording.from_weights(["a", "b"], [B], sinks=sinks)
     with pytest.raises(TypeError, match="names is an int; a list is needed"):
         Recording.from_weights(["a", "b"], [B], names=3)
-    with pytest.raises(regard.ShapeError, match="names is one str; 1 layers need one each"):
+    with pytest.raises(regard.ShapeError, match="names is one str; 1 layer needs one each"):
         Recording.from_weights(["a", "b"], [B], names="x")
     with pytest.raises(regard.ShapeError, match="there are 3 query_tokens; one for each query"):
         Recording.from_weights(["a", "b"], [B], query_tokens=list("abc"))

@@ -329,7 +329,7 @@ X = numbers(4, 3)
         (lambda: steps(X.astype(int), X, X), TypeError, "query is int64; floating numbers"),
         (lambda: steps(X, numbers(4, 2), X), regard.ShapeError, "one size D"),
         (lambda: steps(X, X, X, tokens=[*"abc", 3]), TypeError, r"tokens\[3\] is an int; a str is"),
-        (lambda: steps(X, X, X, tokens=["a"]), regard.ShapeError, "tokens is 1 texts; a list of 4"),
+        (lambda: steps(X, X, X, tokens=["a"]), regard.ShapeError, "tokens is 1 text; a list of 4"),
         (
             lambda: steps(X, X, X, tokens="abcd"),
             regard.ShapeError,
@@ -338,7 +338,7 @@ X = numbers(4, 3)
         (
             lambda: steps(X, X, X, query_tokens=["a"]),
             regard.ShapeError,
-            "query_tokens is 1 texts; a list of 4 is needed, one per query",
+            "query_tokens is 1 text; a list of 4 is needed, one per query",
         ),
         (lambda: Steps.from_inputs([1.0]), TypeError, "x is list; a NumPy array or torch tensor"),
         (lambda: Steps.from_inputs(None), TypeError, "x is NoneType"),
@@ -381,9 +381,9 @@ X = numbers(4, 3)
         (
             lambda: Steps.from_inputs(X, numbers(3)),
             regard.ShapeError,
-            r"w_query \(3,\) has 1 axes; 2, 3 are possible",
+            r"w_query \(3,\) has 1 axis; 2, 3 are possible",
         ),
-        (lambda: Steps.from_inputs(X, context=X[0]), regard.ShapeError, "context .* has 1 axes"),
+        (lambda: Steps.from_inputs(X, context=X[0]), regard.ShapeError, "context .* has 1 axis"),
     ],
 )
 def test_what_has_no_steps_is_said(make, error, message):

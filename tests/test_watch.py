@@ -240,6 +240,9 @@ def test_report_gets_the_step_and_arrays_by_name_which_the_watch_keeps():
     for again in (pickle.loads(pickle.dumps(watch.last)), copy.deepcopy(watch.last)):
         assert str(again) == str(watch.last)
         assert again.layers == watch.last.layers
+    with regard.watch(model) as watch:
+        train(model, 1)
+    assert repr(watch) == "Watch(Model, every=100: 1 step, 1 report)"
 
 
 def test_an_error_in_report_ends_the_step_and_leaves_nothing_behind():

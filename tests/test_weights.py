@@ -658,7 +658,7 @@ class TestPlot:
                 weights.plot(tokens=tokens)
         with pytest.raises(IndexError, match="index 3 is out of range"):
             weights.plot(3)
-        with pytest.raises(IndexError, match="2 indices for 1 axes"):
+        with pytest.raises(IndexError, match="2 indices for 1 axis"):
             weights.plot(0, 0)
         with pytest.raises(regard.ShapeError, match="has nothing to draw"):
             AttentionWeights(np.ones((0, 4)), np.ones((0, 4))).plot()

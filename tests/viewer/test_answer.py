@@ -409,7 +409,7 @@ def test_several_recordings_are_told_apart():
 def test_what_cannot_be_shown_is_refused():
     with pytest.raises(ValueError, match="no recording to show"):
         Answers([])
-    with pytest.raises(ValueError, match="2 names for 1 recordings"):
+    with pytest.raises(ValueError, match="2 names for 1 recording;"):
         Answers([made()], ["a", "b"])
     with pytest.raises(ValueError, match="no queries to show"):
         Answers([of(layer(0, 5))])

@@ -52,7 +52,7 @@ def test_facts_have_numbers_names_and_groups():
     assert (nine["number"], nine["name"], nine["head_numbers"]) == (9, "", [3, 7])
     assert [facts["number"] for facts in found[1]["layers"]] == [0, 1]
     assert found[2]["layers"][0]["head_numbers"] == [7]
-    with pytest.raises(ValueError, match="1 names for 2 recordings"):
+    with pytest.raises(ValueError, match="1 name for 2 recordings"):
         Answers.of_groups([whole(), chosen()], ["one"])
 
 

@@ -66,9 +66,9 @@ def as_float(x: Any) -> float:
         return math.inf if x > 0 else -math.inf
 
 
-def counted(count: int, noun: str) -> str:
-    """``1 token`` or ``1,024 tokens``."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+def counted(count: int, noun: str, several: str = "") -> str:
+    """``1 token`` or ``1,024 tokens``; ``several``: the plural that does not end in s alone."""
+    return f"{count:,} {noun if count == 1 else several or noun + 's'}"
 
 
 def bytes_text(size: float) -> str:

@@ -11,7 +11,7 @@ from regard._base import loaded
 from regard._base.arrays import accumulating_name, dtype_name, is_array, is_tensor, read_array
 from regard._base.compiling import is_traced
 from regard._base.errors import ShapeError, UnsupportedError, a_type
-from regard._base.settings import as_float
+from regard._base.settings import as_float, counted
 from regard._call import edits as rectangles
 from regard._call.call import Call, placed
 from regard._call.options import OF_PART, OPTIONS
@@ -126,33 +126,38 @@ def _check_arrays(query: Any, key: Any, value: Any) -> None:
     for name, x in named:
         if x.ndim < 2:
             raise misfit(
-                f"{name} has {x.ndim} axes; at least (L, D) is needed. "
+                f"{name} has {counted(x.ndim, 'axis', 'axes')}; at least (L, D) is needed. "
                 f"A single vector is a length of one: {name}[None]."
             )
         if x.ndim != query.ndim:
             raise misfit(
-                f"query has {query.ndim} axes and {name} has {x.ndim}; "
+                f"query has {counted(query.ndim, 'axis', 'axes')} and {name} has {x.ndim}; "
                 "they must agree. Add axes of size 1 in front."
             )
     if query.shape[-1] != key.shape[-1]:
         raise misfit(
-            f"query vectors have {query.shape[-1]} numbers and key vectors {key.shape[-1]}; "
-            "their product needs one size D."
+            f"query vectors have {counted(query.shape[-1], 'number')} and key vectors"
+            f" {key.shape[-1]}; their product needs one size D."
         )
     if query.shape[-1] == 0:
         raise misfit("the head size D is 0; at least 1 is needed.")
     if value is not None and key.shape[-2] != value.shape[-2]:
         raise misfit(
-            f"{key.shape[-2]} keys and {value.shape[-2]} values; each key needs its own value."
+            f"{counted(key.shape[-2], 'key')} and {counted(value.shape[-2], 'value')}; each key"
+            " needs its own value."
         )
     if query.ndim == 2:
         return
     Hq, Hkv = query.shape[-3], key.shape[-3]
     if value is not None and value.shape[-3] != Hkv:
-        raise misfit(f"{Hkv} key heads and {value.shape[-3]} value heads; they must be equal.")
+        raise misfit(
+            f"{counted(Hkv, 'key head')} and {counted(value.shape[-3], 'value head')}; they must be"
+            " equal."
+        )
     if Hq != Hkv and (Hkv == 0 or Hq % Hkv):
         raise misfit(
-            f"{Hq} query heads cannot share {Hkv} key heads; {Hq} must be a multiple of {Hkv}."
+            f"{counted(Hq, 'query head')} cannot share {counted(Hkv, 'key head')}; {Hq} must be a"
+            f" multiple of {Hkv}."
         )
     for name, x in named[1:]:
         for n, m in zip(query.shape[:-3], x.shape[:-3]):
@@ -282,7 +287,8 @@ def _read_segments(name: str, segments: Any, given: Given) -> tuple[Any, Any]:
         of_queries, of_keys = segments
     elif Lq != Lk:
         raise ShapeError(
-            f"attention: segments is one array, but there are {Lq} queries and {Lk} keys. "
+            f"attention: segments is one array, but there are {counted(Lq, 'query', 'queries')} and"
+            f" {counted(Lk, 'key')}. "
             "Pass a pair: segments=(ids of the queries, ids of the keys)."
         )
     else:

@@ -14,6 +14,7 @@ from regard._base.arrays import dtype_name, is_array, is_tensor
 from regard._base.autocast import is_autocast
 from regard._base.compiling import is_traced
 from regard._base.errors import ShapeError, a_type
+from regard._base.settings import counted
 from regard._base.types import (
     Array,
     ArrayT,
@@ -395,7 +396,8 @@ def _is_lower_right(mask: Any, q: Any, k: Any) -> bool:
     if (q.shape[-2], k.shape[-2]) != (L, S):
         raise ShapeError(
             f"scaled_dot_product_attention: attn_mask is causal_lower_right({L}, {S}), and there "
-            f"are {q.shape[-2]} queries and {k.shape[-2]} keys; it must be of these."
+            f"are {counted(q.shape[-2], 'query', 'queries')} and {counted(k.shape[-2], 'key')}; it"
+            " must be of these."
         )
     return True
 

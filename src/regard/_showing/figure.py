@@ -133,7 +133,8 @@ class Figure:
         part = Part.of(shape, rows, columns, tokens)
         if 0 in part.shape:
             raise ShapeError(
-                f"figure: {part.shape[0]} queries and {part.shape[1]} keys have nothing to draw;"
+                f"figure: {counted(part.shape[0], 'query', 'queries')} and"
+                f" {counted(part.shape[1], 'key')} have nothing to draw;"
                 f" there are {shape[0]} and {shape[1]}."
             )
         self._transparent = read_flag("transparent", transparent, "figure")
@@ -244,7 +245,10 @@ def plot_weights(
             " query."
         )
     if tokens is not None and len(tokens) not in (Lq, Lk):
-        raise ShapeError(f"plot: {len(tokens)} tokens for {Lq} queries and {Lk} keys.")
+        raise ShapeError(
+            f"plot: {counted(len(tokens), 'token')} for {counted(Lq, 'query', 'queries')} and"
+            f" {counted(Lk, 'key')}."
+        )
     of_queries = tokens if tokens is not None and len(tokens) == Lq else None
     of_keys = tokens if tokens is not None and len(tokens) == Lk else None
     if tokens is None and (origin := origin_of(weights)) is not None:

@@ -14,7 +14,7 @@ from regard._backends import choose, formula
 from regard._base import tables
 from regard._base.arrays import Arrays, accumulating_name, arrays_of, dtype_name, is_tensor
 from regard._base.errors import ShapeError, a_type
-from regard._base.settings import require_materializable
+from regard._base.settings import counted, require_materializable
 from regard._base.types import Array, ArrayT, InputT, OutputT
 from regard._call.call import Call
 from regard._call.checks import read_call
@@ -475,7 +475,7 @@ def _labels(
                 f"steps: {name} is {a_type(texts)}; a list of {count} is needed, one per {what}."
             )
         if texts is not None and (isinstance(texts, str) or len(texts) != count):
-            found = "one str" if isinstance(texts, str) else f"{len(texts)} texts"
+            found = "one str" if isinstance(texts, str) else counted(len(texts), "text")
             raise ShapeError(
                 f"steps: {name} is {found}; a list of {count} is needed, one per {what}."
             )
@@ -513,7 +513,7 @@ def _check_inputs(x: Any, context: Any, projections: dict[str, tuple[Any, Any]])
             )
         if array.ndim not in axes:
             raise ShapeError(
-                f"steps: {name} {tuple(array.shape)} has {array.ndim} axes;"
+                f"steps: {name} {tuple(array.shape)} has {counted(array.ndim, 'axis', 'axes')};"
                 f" {', '.join(map(str, axes))} are possible."
             )
 

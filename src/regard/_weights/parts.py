@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from regard._base.errors import a_type
+from regard._base.settings import counted
 
 MOST_LISTED = 16  # numbers in a message
 
@@ -178,7 +179,10 @@ def basic_index(
     given = index if isinstance(index, tuple) else (index,)
     ellipses = sum(x is Ellipsis for x in given)
     if ellipses > 1 or len(given) - ellipses > len(shape):
-        raise IndexError(f"{what}: {len(given)} indices for the {len(shape)} axes of {shape}.")
+        raise IndexError(
+            f"{what}: {counted(len(given), 'index', 'indices')} for the"
+            f" {counted(len(shape), 'axis', 'axes')} of {shape}."
+        )
     missing = [slice(None)] * (len(shape) - len(given) + ellipses)
     if ellipses:
         at = next(i for i, x in enumerate(given) if x is Ellipsis)
@@ -224,7 +228,10 @@ def element(
 ) -> int:
     """The number of one element of some axes, by an int for each; those left out are 0."""
     if len(index) > len(axes):
-        raise IndexError(f"{what}: {len(index)} indices for {len(axes)} axes before {before}.")
+        raise IndexError(
+            f"{what}: {counted(len(index), 'index', 'indices')} for"
+            f" {counted(len(axes), 'axis', 'axes')} before {before}."
+        )
     require_ints(index, what)
     index = (*index, *(0 for _ in axes[len(index) :]))
     basic_index(index, axes, what=what)

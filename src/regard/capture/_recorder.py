@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regard._base.arrays import is_tensor
 from regard._base.errors import RecordingError, UnsupportedError
+from regard._base.settings import counted
 from regard._call.call import Call
 from regard._call.checks import read_call, read_flag
 from regard._call.contents import check_contents
@@ -364,9 +365,11 @@ class Recorder:
         batch = groups[main][0].batch
         for name in others:
             if (own := groups[name][0].batch) != batch:
+                count = len(groups.pop(name))
+                work = "is left out: it works" if count == 1 else "are left out: they work"
                 warnings.warn(
-                    f"record: {len(groups.pop(name))} layers {name!r} are left out: they work on "
-                    f"{own} pieces at once, and {main!r} on {batch} texts.",
+                    f"record: {counted(count, 'layer')} {name!r} {work} on"
+                    f" {counted(own, 'piece')} at once, and {main!r} on {counted(batch, 'text')}.",
                     stacklevel=5,
                 )
         facts = [

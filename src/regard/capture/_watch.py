@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from regard._base.errors import a_type
+from regard._base.settings import counted
 from regard._call.checks import read_flag
 from regard._operator.torch_calls import Hook, Running, is_in_backward, is_running, uncompiled
 from regard.capture._calls import NOT_SEEN, calls_taken, has_no_numbers, left_out
@@ -102,8 +103,8 @@ class Watch:
 
     def __repr__(self) -> str:
         return (
-            f"Watch({type(self._named).__name__}, every={self._every}: {self.steps} steps, "
-            f"{len(self.history)} reports)"
+            f"Watch({type(self._named).__name__}, every={self._every}: "
+            f"{counted(self.steps, 'step')}, {counted(len(self.history), 'report')})"
         )
 
     def __str__(self) -> str:

@@ -11,6 +11,7 @@ from rich.cells import cell_len
 from rich.style import Style
 from rich.text import Text
 
+from regard._base.settings import counted
 from regard._weights.attention_weights import AttentionWeights
 from regard.cli._screen import RGB, Screen, colour, ink_on, label, labels_width, style
 from regard.recording import Recording, Words, WordWeights
@@ -107,9 +108,9 @@ def _show_blocks(
 def explain_picture(recording: Recording | Words) -> str:
     """One sentence that says what the heatmap shows."""
     return (
-        f"Heatmap. Down: the {len(recording.query_tokens):,} queries; across: the"
-        f" {len(recording.tokens):,} keys. Each spot shows the strongest weight in it; blank is"
-        " masked."
+        f"Heatmap. Down: the {counted(len(recording.query_tokens), 'query', 'queries')}; across:"
+        f" the {counted(len(recording.tokens), 'key')}. Each spot shows the strongest weight in it;"
+        " blank is masked."
     )
 
 

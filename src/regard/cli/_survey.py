@@ -171,8 +171,10 @@ def _summary(screen: Screen, made: Survey, sums: HeadSums, facts: dict[int, Fact
         f" {counted(heads, 'head')} in {counted(len(sums.layers), 'layer')}, {of}"
     )
     if missing := len(made) - len(facts):
+        are = "is" if missing == 1 else "are"
         screen.line(
-            f"{missing} of {len(made)} shards are still to come: the command that began it goes on."
+            f"{missing} of {counted(len(made), 'shard')} {are} still to come: the command that"
+            " began it goes on."
         )
     cut = [name for found in facts.values() for name in found.cut]
     empty = [name for found in facts.values() for name in found.empty]
@@ -189,8 +191,10 @@ def _summary(screen: Screen, made: Survey, sums: HeadSums, facts: dict[int, Fact
             what = counted(len(names), "document")
             screen.beside(f"{what}:", Text(f"{words}: {shown}"))
     if sums.not_finite:
+        are = "is" if sums.not_finite == 1 else "are"
         screen.line(
-            f"{sums.not_finite:,} queries are left out of a head: a weight there is not finite."
+            f"{counted(sums.not_finite, 'query', 'queries')} {are} left out of a head: a weight"
+            " there is not finite."
         )
 
 
@@ -324,7 +328,8 @@ class _Report:
             self._bar.start()
         missing, of = len(self._made.missing()), len(self._made)
         if missing < of:
-            self._say(f"{of - missing} of {of} shards are there already")
+            are = "is" if of - missing == 1 else "are"
+            self._say(f"{of - missing} of {counted(of, 'shard')} {are} there already")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -334,7 +339,9 @@ class _Report:
             self._say(self._unsaid)
         if kind is KeyboardInterrupt:
             missing, of = len(self._made.missing()), len(self._made)
-            self._say(f"Stopped with {of - missing} of {of} shards; the same command goes on.")
+            self._say(
+                f"Stopped with {of - missing} of {counted(of, 'shard')}; the same command goes on."
+            )
 
     def __call__(self, progress: Progress) -> None:
         said = (
@@ -344,7 +351,7 @@ class _Report:
         if self._bar is not None:
             self._bar.update(self._task, completed=progress.tokens, total=progress.total, said=said)
             return
-        self._unsaid = f"{progress.shards} of {progress.of} shards  {said}"
+        self._unsaid = f"{progress.shards} of {counted(progress.of, 'shard')}  {said}"
         if time.monotonic() - self._last > PLAIN_SECONDS or progress.shards == progress.of:
             self._last = time.monotonic()
             self._say(self._unsaid)

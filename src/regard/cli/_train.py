@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from regard._base.files import quoted
+from regard._base.settings import counted
 from regard.cli._errors import CommandError, InputError, one_line
 from regard.cli._screen import remark, say
 
@@ -45,7 +46,7 @@ def train(files: Sequence[Path], folder: Path, *, windows: str, **sizes: Any) ->
         raise CommandError(one_line(error)) from error
     if report.first is None:
         remark(f"{folder} was finished already.")
-    say(f"{folder}: {len(losses)} steps, last loss {losses[-1]:.3f} nats per token")
+    say(f"{folder}: {counted(len(losses), 'step')}, last loss {losses[-1]:.3f} nats per token")
     say(f'Try it: regard show "a text" --model {quoted(folder)}')
 
 

@@ -10,6 +10,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from regard._base.errors import ShapeError, a_type
+from regard._base.settings import counted
 from regard._weights.parts import int_of
 from regard.distributed._peers import Peers
 from regard.distributed._uncompiled import uncompiled
@@ -95,7 +96,7 @@ class Layout:
     def __repr__(self) -> str:
         return (
             f"Layout({self.length}, order={self.order!r}): rank {self.rank} of {self.size} has"
-            f" {self.count} tokens"
+            f" {counted(self.count, 'token')}"
         )
 
     @property
@@ -121,7 +122,9 @@ class Layout:
             for piece in pieces:
                 if position in piece.positions:
                     return rank, piece.local.start + piece.positions.index(position)
-        raise IndexError(f"there is no position {position} in a sequence of {self.length} tokens.")
+        raise IndexError(
+            f"there is no position {position} in a sequence of {counted(self.length, 'token')}."
+        )
 
     def shard(self, x: torch.Tensor, dim: int) -> torch.Tensor:
         """This rank's tokens of a whole: ``length`` along ``dim`` becomes ``count``.
@@ -166,7 +169,7 @@ class Layout:
 
     @property
     def told(self) -> str:
-        return f"{self.length} tokens, {self.order}"
+        return f"{counted(self.length, 'token')}, {self.order}"
 
     def _check(self, name: str, x: Any, dim: int, count: int) -> None:
         if not isinstance(x, torch.Tensor):
@@ -175,7 +178,8 @@ class Layout:
             raise ShapeError(f"Layout.{name}: dim is {dim}, and x has {x.ndim} axes.")
         if x.shape[dim] != count:
             raise ShapeError(
-                f"Layout.{name}: x {tuple(x.shape)} has {x.shape[dim]} tokens along axis {dim};"
+                f"Layout.{name}: x {tuple(x.shape)} has {counted(x.shape[dim], 'token')} along axis"
+                f" {dim};"
                 f" {count} are needed: rank {self.rank} of {self.size} has {self.count} of"
                 f" {self.length} tokens."
             )

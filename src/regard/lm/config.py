@@ -11,6 +11,7 @@ from typing import Any
 
 from regard._base.errors import a_type
 from regard._base.files import read_file, replaced_when_complete
+from regard._base.settings import counted
 from regard.lm.tokenizer import PUT_BACK
 
 NORM_EPSILON = 1e-6
@@ -76,7 +77,7 @@ class Config:
         turned = any(layer.rope is not None for layer in self.layers)
         parts = self.num_heads * (2 if turned else 1)
         if self.embed_dim % parts:
-            what = f"{self.num_heads} heads" + (" of even size" if turned else "")
+            what = counted(self.num_heads, "head") + (" of even size" if turned else "")
             raise ValueError(f"embed_dim {self.embed_dim} cannot be {what}.")
 
     @property

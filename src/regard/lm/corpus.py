@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from regard._base.files import read_file
+from regard._base.settings import counted
 from regard.lm.tokenizer import BytePairTokenizer
 
 if TYPE_CHECKING:
@@ -124,8 +125,8 @@ class Batches:
         self.pieces = (len(ids) - length) // length
         if self.pieces < 1:
             raise ValueError(
-                f"The corpus is too short: {len(ids)} tokens, and pieces of {length} need "
-                f"{2 * length}. Give more text, or a smaller length."
+                f"The corpus is too short: {counted(len(ids), 'token')}, and pieces of {length}"
+                f" need {2 * length}. Give more text, or a smaller length."
             )
         self._epoch, self._starts = -1, np.empty(0, dtype=np.int64)
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from regard._base.errors import MaterializeError
-from regard._base.settings import as_float, bytes_text
+from regard._base.settings import as_float, bytes_text, counted
 
 
 def free_bytes() -> int | None:
@@ -23,7 +23,7 @@ def require_memory(tokens: int, bytes_per_token: int) -> None:
         raise MaterializeError(
             f"The text has {tokens:,} tokens; reading them needs {as_float(needed) / 1e9:.1f} GB,"
             f" and {free / 1e9:.1f} GB are free.\n"
-            f"  Give at most {free // bytes_per_token:,} tokens of it at a time."
+            f"  Give at most {counted(free // bytes_per_token, 'token')} of it at a time."
         )
 
 

@@ -17,7 +17,7 @@ from regard._base.cache import KeyValueCache
 from regard._base.errors import a_type
 from regard._base.files import check_folder, open_file, replaced_when_complete
 from regard._base.rotary import rotate
-from regard._base.settings import as_float
+from regard._base.settings import as_float, counted
 from regard._operator.attention import attention
 from regard._weights.parts import int_of
 from regard.lm.checksum import require_unchanged, with_checksum
@@ -96,8 +96,8 @@ class LanguageModel:
     def __repr__(self) -> str:
         c = self.config
         return (
-            f"LanguageModel({self.name or 'no name'}: {len(c.layers)} layers, {c.num_heads} heads "
-            f"of {c.head_dim}, {c.vocab_size} ids)"
+            f"LanguageModel({self.name or 'no name'}: {counted(len(c.layers), 'layer')},"
+            f" {counted(c.num_heads, 'head')} of {c.head_dim}, {c.vocab_size} ids)"
         )
 
     def save(self, folder: str | Path) -> None:
@@ -309,8 +309,8 @@ class LanguageModel:
         self._require_ids(ids, 1)
         if caches and len(caches) != len(self.config.layers):
             raise ValueError(
-                f"hidden: there are {len(caches)} caches for {len(self.config.layers)} layers; each"
-                " needs its own: new_caches()."
+                f"hidden: there are {len(caches)} caches for"
+                f" {counted(len(self.config.layers), 'layer')}; each needs its own: new_caches()."
             )
         start = caches[0].length if caches else 0
         x = _norm(self.weights["embedding"][list(ids)])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from regard._base.extras import needed_by
 from regard._base.files import read_file, replaced_when_complete
+from regard._base.settings import counted
 from regard._call.checks import read_flag
 from regard._weights.parts import int_of
 
@@ -100,7 +101,7 @@ class WordTokenizer:
             known = f"nearest known words: {', '.join(near)}" if near else "no known word is near"
             raise ValueError(
                 f"WordTokenizer: unknown word {word!r}; {known}. "
-                f"It knows the {len(self._ids)} words of the text that it was made from."
+                f"It knows the {counted(len(self._ids), 'word')} of the text that it was made from."
             )
         return self._ids[word]
 

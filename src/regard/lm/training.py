@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from regard._base.extras import needed_by
 from regard._base.files import check_folder, open_file, read_file, replaced_when_complete
-from regard._base.settings import as_float
+from regard._base.settings import as_float, counted
 from regard.lm.checksum import require_unchanged, with_checksum
 from regard.lm.config import WIDEST, Config, LayerConfig
 from regard.lm.corpus import Batches, encode_texts, read_texts
@@ -87,12 +87,12 @@ class Settings:
             raise ValueError(f"Settings: {', '.join(low) or 'no layers'}; at least 1 is needed.")
         if self.embed_dim % (2 * self.num_heads):
             raise ValueError(
-                f"Settings: embed_dim {self.embed_dim} cannot be {self.num_heads} heads of even "
-                f"size; take a multiple of {2 * self.num_heads}."
+                f"Settings: embed_dim {self.embed_dim} cannot be {counted(self.num_heads, 'head')}"
+                f" of even size; take a multiple of {2 * self.num_heads}."
             )
         if not 0 <= self.repeats <= self.batch or (self.repeats and self.length < 32):
             raise ValueError(
-                f"Settings: {self.repeats} repeats in a batch of {self.batch}, length "
+                f"Settings: {counted(self.repeats, 'repeat')} in a batch of {self.batch}, length "
                 f"{self.length}; repeats must be 0 to {self.batch}, and need a length of 32."
             )
         if not 0 <= self.finish <= self.steps:
@@ -411,7 +411,10 @@ class _Run:
         if not isinstance(losses, list) or not all(isinstance(loss, float) for loss in losses):
             raise ValueError("it has no losses")
         if not 1 <= len(losses) <= self.settings.steps:
-            raise ValueError(f"it has {len(losses)} losses of {self.settings.steps} steps")
+            raise ValueError(
+                f"it has {counted(len(losses), 'loss', 'losses')} of"
+                f" {counted(self.settings.steps, 'step')}"
+            )
         return losses
 
     def _require_whole(self, stored: Mapping[str, torch.Tensor]) -> None:

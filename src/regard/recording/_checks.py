@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from regard._base.errors import ShapeError, a_type
+from regard._base.settings import counted
 from regard._base.types import ArrayT
 from regard.recording._layer import Layer, shape_of
 from regard.recording._texts import Texts
@@ -84,9 +85,9 @@ def check_key_count(layers: Mapping[int, Layer], tokens: Sequence[str]) -> None:
     for number, layer in layers.items():
         if shape_of(layer._key)[1] != len(tokens):
             raise ShapeError(
-                f"recording: {len(tokens)} tokens, but layer {number} has {shape_of(layer._key)[1]}"
-                f" keys; one token per key is needed.\n  key {shape_of(layer._key)}"
-                " read as (Hkv, Lk, D)"
+                f"recording: {counted(len(tokens), 'token')}, but layer {number} has"
+                f" {counted(shape_of(layer._key)[1], 'key')}; one token per key is needed."
+                f"\n  key {shape_of(layer._key)} read as (Hkv, Lk, D)"
             )
 
 
@@ -100,7 +101,8 @@ def checked_query_tokens(
     for number, layer in layers.items():
         if shape_of(layer._query)[1] != count:
             raise ShapeError(
-                f"recording: layer {number} has {shape_of(layer._query)[1]} queries and layer"
+                f"recording: layer {number} has"
+                f" {counted(shape_of(layer._query)[1], 'query', 'queries')} and layer"
                 f" {first} has {count}; make one recording for each, which can be groups of one:"
                 " others={name: recording}."
             )
@@ -108,7 +110,7 @@ def checked_query_tokens(
         named = checked_texts("query_tokens", query_tokens)
         if len(named) != count:
             raise ShapeError(
-                f"recording: {len(named)} query_tokens, but {count} queries;"
+                f"recording: {len(named)} query_tokens, but {counted(count, 'query', 'queries')};"
                 f" one token per query is needed.\n  query {shape_of(one._query)}"
                 " read as (Hq, Lq, D)"
             )
@@ -118,8 +120,9 @@ def checked_query_tokens(
         place = _place_of(layer, len(tokens))
         if place < 0 or place + count > len(tokens):
             raise ShapeError(
-                f"recording: {count} queries from position {place} on, but {len(tokens)} tokens;"
-                " queries with tokens of their own (cross-attention) need query_tokens."
+                f"recording: {counted(count, 'query', 'queries')} from position {place} on, but"
+                f" {counted(len(tokens), 'token')}; queries with tokens of their own"
+                " (cross-attention) need query_tokens."
             )
         if place != start:
             raise ShapeError(

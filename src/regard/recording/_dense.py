@@ -19,7 +19,7 @@ import numpy as np
 
 from regard._base.arrays import dtype_name, is_tensor, to_numpy
 from regard._base.errors import ShapeError, a_type
-from regard._base.settings import require_materializable
+from regard._base.settings import counted, require_materializable
 
 WAY_OUT = (
     "Give fewer layers or heads of them; record query and key instead, which are linear in the"
@@ -198,5 +198,8 @@ def names_of(names: Sequence[str] | None, count: int) -> Sequence[str]:
         raise TypeError(f"from_weights: names is {a_type(names)}; a list is needed.")
     if isinstance(names, str) or len(names) != count:
         told = "one str" if isinstance(names, str) else f"{len(names)} of them"
-        raise ShapeError(f"from_weights: names is {told}; {count} layers need one each.")
+        raise ShapeError(
+            f"from_weights: names is {told}; {counted(count, 'layer')}"
+            f" {'needs' if count == 1 else 'need'} one each."
+        )
     return names

@@ -10,6 +10,7 @@ import numpy as np
 
 from regard._base.arrays import to_numpy
 from regard._base.errors import ShapeError, a_type
+from regard._base.settings import counted
 from regard._base.types import Array, ArrayT
 from regard._weights.mix import Mix, mixed_heads
 from regard._weights.pair_matrix import Logarithms, PairMatrix, Rows
@@ -56,8 +57,9 @@ def rollout(recording: Recording[ArrayT], residual: float = 0.5) -> Rollout[Arra
         Lq, Lk = layer._query.shape[1], layer._key.shape[1]
         if Lq != Lk or layer.query_start != 0:
             raise ShapeError(
-                f"rollout: layer {number} has {Lq} queries from position {layer.query_start} on, "
-                f"and {Lk} keys; every token must be a query, as in a pass over the whole text."
+                f"rollout: layer {number} has {counted(Lq, 'query', 'queries')} from position"
+                f" {layer.query_start} on, and {counted(Lk, 'key')}; every token must be"
+                " a query, as in a pass over the whole text."
             )
     return Rollout([mixed_heads(w, None, None) for w in recording.weights], float(residual))
 

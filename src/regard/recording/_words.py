@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard._base.arrays import to_numpy
-from regard._base.settings import bytes_text, require_materializable
+from regard._base.settings import bytes_text, counted, require_materializable
 from regard._base.types import Float, Int, PoolHow
 from regard._base.words import word_starts, word_texts
 from regard._call.visible import sees
@@ -68,7 +68,8 @@ class Words:
         self.weights = WordLayers(self)
 
     def __repr__(self) -> str:
-        return f"<{len(self.tokens)} words of {len(self._recording.tokens)} tokens>"
+        words, tokens = len(self.tokens), len(self._recording.tokens)
+        return f"<{counted(words, 'word')} of {counted(tokens, 'token')}>"
 
 
 class WordLayers(Collection["WordWeights"]):

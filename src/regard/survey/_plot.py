@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from regard._base.extras import needed_by
+from regard._base.settings import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,7 +36,9 @@ def plot_sums(sums: HeadSums) -> Figure:
     figure = Figure(figsize=(ACROSS * wide, 2 * high), layout="constrained")
     for axes, name in zip(figure.subplots(2, ACROSS).flat, SHOWN):
         _draw(axes, name, sums, numbers, numbered)
-    figure.suptitle(f"{sums.documents:,} documents, {sums.tokens:,} tokens", fontsize=10)
+    figure.suptitle(
+        f"{counted(sums.documents, 'document')}, {counted(sums.tokens, 'token')}", fontsize=10
+    )
     return figure
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from regard._base.errors import a_type
+from regard._base.settings import counted
 from regard._base.types import Float, Int
 from regard._weights.parts import place_of
 from regard.heads import HeadScores
@@ -365,7 +366,8 @@ class HeadSums:
 
     def __repr__(self) -> str:
         heads = sum(map(len, self.head_numbers))
-        return f"HeadSums({heads} heads over {self.documents:,} documents, {self.tokens:,} tokens)"
+        documents, tokens = counted(self.documents, "document"), counted(self.tokens, "token")
+        return f"HeadSums({counted(heads, 'head')} over {documents}, {tokens})"
 
     def _grid(self, x: np.ndarray, fill: float = np.nan) -> Any:
         """``(layers, heads, ...)`` of ``(keys, ...)``."""

@@ -76,7 +76,7 @@ class Survey:
         >>> survey = regard.survey.Survey(folder / "heads", corpus=folder / "a.txt")
         >>> survey.run(workers=1)
         >>> survey.heads()
-        HeadSums(32 heads over 1 documents, 65 tokens)
+        HeadSums(32 heads over 1 document, 65 tokens)
 
     Source: docs/survey.md.
     """

@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl
 import numpy as np
 
 from regard._base.errors import RecordingError, UnsupportedError, a_type
+from regard._base.settings import counted
 from regard._base.types import PoolHow
 from regard._weights.effects import KINDS
 from regard.recording import Recording
@@ -497,7 +498,8 @@ def _names_of(recordings: Sequence[Any], names: Sequence[str] | None) -> tuple[s
             raise TypeError(f"viewer: names has {name!r}; a text is needed for each recording.")
     if len(names) != len(recordings):
         raise ValueError(
-            f"viewer: {len(names)} names for {len(recordings)} recordings; one for each is needed."
+            f"viewer: {counted(len(names), 'name')} for {counted(len(recordings), 'recording')};"
+            " one for each is needed."
         )
     return tuple(names)
 
