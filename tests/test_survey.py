@@ -505,6 +505,17 @@ def test_a_column_with_a_dot_in_its_name_is_cut_into_as_many_shards(tmp_path, mo
     assert shards["doc.body"] == shards["body"] > 1
 
 
+def test_a_column_whose_name_another_has_is_refused(tmp_path, model):
+    import pyarrow as pa
+
+    texts = pa.array(["the cat", "sat"])
+    table = pa.table([texts, texts, texts], names=["text", "body", "text"])
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a\.parquet has 2 columns 'text'; .*name another: --col"):
+        started(tmp_path / "heads", tmp_path / "a.parquet", model)
+    assert len(started(tmp_path / "heads", tmp_path / "a.parquet", model, column="body"))
+
+
 def test_rows_of_parquet_and_jsonl_are_the_documents_of_text_files(tmp_path, model, corpus, survey):
     import pyarrow as pa
 

@@ -364,6 +364,11 @@ def _table_size(file: Path, column: str) -> tuple[int, int]:
                     f"survey: {file} has no column {column!r}; there are {', '.join(names)}."
                     " Name the one of the texts: --column."
                 )
+            if (count := names.count(column)) > 1:
+                raise ValueError(
+                    f"survey: {file} has {count} columns {column!r}; the one of the texts needs a"
+                    " name of its own. Rename the others, or name another: --column."
+                )
             rows = table.metadata.num_rows
             groups = (table.metadata.row_group(n) for n in range(table.num_row_groups))
             every = [group.column(n) for group in groups for n in range(group.num_columns)]
