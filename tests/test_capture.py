@@ -840,6 +840,8 @@ def test_numbers_and_names_of_layers():
     ]  # fmt: skip
     t5 = ["encoder.*.a.*", "decoder.*.a.*", "decoder.*.a.*"]  # one class, whose names do not tell
     assert group_names(t5, [False, False, True]) == ["encoder", "decoder", "cross"]
+    halves = ["e.encoder.*.a", "e.decoder.*.a"]  # where keys are others, but no second pattern is
+    assert group_names(halves, [False, True]) == ["encoder", "decoder"]
     assert group_names(["m.text.encoder.*.a", "m.vision.encoder.*.a"]) == ["text", "vision"]
     assert group_names(["a.*", "a.*"]) == ["a.*", "a.* 2"]
     assert group_names(["a.*"] * 4) == ["a.*", "a.* 2", "a.* 3", "a.* 4"]
@@ -1115,6 +1117,25 @@ def test_cross_attention_to_other_keys_is_no_step():
             model(X[:, n : n + 1], X)
     assert recording.layers[0].query.shape == (4, 3, 8)
     assert (len(recording.query_tokens), len(recording.tokens)) == (3, 10)
+
+
+def test_one_query_of_texts_of_several_lengths_begins_no_cache_of_a_fixed_length():
+    model, (query, key) = Operator(), torch.randn(2, 2, 2, 6, 8)
+    first, second = (torch.arange(6) < torch.tensor(ends)[:, None] for ends in ((3, 4), (4, 4)))
+    with regard.record():
+        model(query[:, :, :1], key, key, first[:, None, None])
+        with pytest.raises(regard.RecordingError, match="it sees keys that the first queries did"):
+            model(query[:, :, 1:2], key, key, second[:, None, None])
+
+
+def test_keys_of_cross_attention_that_one_query_did_not_see_are_no_cache():
+    model, (query, key) = nn.Module(), torch.randn(2, 1, 2, 6, 8)
+    model.cross_attn = Operator()
+    model.forward = lambda *arrays: model.cross_attn(*arrays)
+    with regard.record():
+        model(query[:, :, :1], key, key, torch.arange(6)[None] < 3)
+        with pytest.raises(regard.RecordingError, match="it sees keys that the first queries did"):
+            model(query[:, :, 1:2], key, key, torch.arange(6)[None] < 4)
 
 
 def test_what_checkpoints_compute_again_is_no_layer():

@@ -151,6 +151,23 @@ def test_topk_strongest_and_pool_are_those_of_the_matrix_of_words(monkeypatch):
             np.testing.assert_allclose(mass, part.sum(-1).mean(-1), rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "options", [{"causal": True}, {"window": (3, 0)}, {"window": (0, 3)}], ids=str
+)
+def test_one_bin_has_the_words_of_several_blocks(options, monkeypatch):
+    monkeypatch.setattr("regard.recording._words.BLOCK_WEIGHTS", 200)
+    words = Recording(pieces(60), [layer(Lq=60, Lk=60, **options)]).in_words().weights[0]
+    assert len(list(words.head(0)._blocks())) > 3
+    whole = np.asarray(words)
+    rows, columns = slice(2, None), slice(1, None, 2)
+    parts = {"rows": rows, "columns": columns}
+    for part, chosen in ((whole, {}), (whole[:, rows, columns], parts)):
+        size = 1, part.shape[2]
+        mass, largest = (np.exp(words.pool(size, how, **chosen))[:, 0] for how in ("mass", "max"))
+        np.testing.assert_allclose(np.nan_to_num(mass), part.mean(1), rtol=1e-5)
+        np.testing.assert_allclose(np.nan_to_num(largest), part.max(1), rtol=1e-5)
+
+
 RULES = {
     **OPTIONS,
     "mask": {"mask": (numbers(4, 30, 30) > 0.8)},

@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 from transformers import masking_utils as M
 
 from regard.hf import _masks
@@ -250,6 +251,22 @@ def test_a_mask_of_one_query_is_that_of_them_all():
     mask, eager = content(M.causal_mask_function, LEFT, queries=1, start=9)
     options = _masks.options_of(mask, 5, L)
     assert torch.equal(shown(options, 5, L), (eager == 0).expand(B, 1, 5, L))
+
+
+def test_a_mask_in_a_recorded_graph_reads_no_place():
+    """Where the first query is may differ in another run of the graph."""
+    padding = torch.arange(9)[None] >= 2
+
+    def bools(place):
+        evaluate = _masks.Evaluated(
+            1, 1, 9, place, 0, M.causal_mask_function, padding, False, "cpu"
+        )
+        return _masks.Content(evaluate, padding).bools()
+
+    graph = make_fx(bools)(torch.tensor(8))
+    for place in (8, 3):
+        seen = padding & (torch.arange(9) <= place)
+        torch.testing.assert_close(graph(torch.tensor(place)), seen[None, None])
 
 
 def test_there_is_no_mask_where_eager_has_none():

@@ -555,6 +555,23 @@ def test_gradients_are_those_of_torch():
         torch.testing.assert_close(gradient(), expected, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("is_of_another", [False, True])
+def test_only_functions_of_the_modules_own_file_are_followed(is_of_another):
+    def attend(x):
+        return F.scaled_dot_product_attention(x, x, x)
+
+    if is_of_another:
+        attend.__module__ = "another"
+    own = {"__name__": __name__, "attend": attend}
+    exec("def forward(self, x):\n    return attend(x)", own)
+    model = type("Own", (nn.Module,), {"forward": own["forward"]})()
+    if is_of_another:
+        with pytest.raises(regard.UnsupportedError, match="no module of Own calls torch"):
+            regard.nn.replace(model)
+    else:
+        assert len(regard.nn.replace(model).replaced) == 1
+
+
 def test_a_model_without_torchs_operator_is_refused():
     with pytest.raises(regard.UnsupportedError, match="no module of Linear calls torch"):
         regard.nn.replace(nn.Linear(2, 2))
