@@ -420,6 +420,10 @@ def test_an_output_without_unicode_gets_other_signs(long_file, planted_file, mon
         assert err == b""
         assert out.isascii()
         assert b"@" in out or b"#####" in out
+    out, err = start("heads", "Your journey starts with one step").communicate(timeout=60)
+    assert err == b""
+    assert out.isascii()
+    assert b"previous" in out
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="terminals of POSIX")

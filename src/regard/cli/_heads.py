@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from rich.text import Text
 
 from regard.cli._errors import InputError
-from regard.cli._screen import Screen, busy, percent
+from regard.cli._screen import Screen, busy, percent, take_any_text
 from regard.cli._source import ModelChoice, choose_group, place_of_option, read_recording
 from regard.heads import HeadScores, Telling, place_to_open
 from regard.recording import Recording
@@ -30,6 +30,7 @@ def heads(argument: str, model: ModelChoice, group: str | None, is_text: bool) -
         raise InputError(f"{argument}: a recording without queries has nothing to score.")
     with busy("Looking at what every head does"):
         table = recording.heads().table()
+    take_any_text()
     sys.stdout.write(table + "\n")
 
 

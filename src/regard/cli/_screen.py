@@ -31,7 +31,7 @@ class Screen:
     """
 
     def __init__(self, width: int | None = None) -> None:
-        _take_any_text()
+        take_any_text()
         self.console = Console(width=width, highlight=False, markup=False, emoji=False)
         self.width = self.console.width = max(NARROWEST, self.console.width)
         self.height = self.console.height
@@ -90,7 +90,7 @@ class Screen:
 
 def say(line: str) -> None:
     """Prints one line, of any length."""
-    _take_any_text()
+    take_any_text()
     sys.stdout.write(escaped(line) + "\n")
 
 
@@ -102,7 +102,8 @@ def remark(line: str) -> None:
             sys.stderr.flush()
 
 
-def _take_any_text() -> None:
+def take_any_text() -> None:
+    """Signs that the output has not are ``?`` from here on."""
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # the terminal may lack a character
 
