@@ -72,7 +72,7 @@ def qwen():
     return T.Qwen2VLForConditionalGeneration(config)
 
 
-@pytest.mark.filterwarnings("ignore:.*are left out")
+@pytest.mark.filterwarnings("ignore:.* left out")
 def test_every_text_of_a_batch_has_the_sizes_of_its_own_pictures():
     first = [1, 153, *[151] * 16, 154, 153, *[151] * 4, 154, 5]
     ids = torch.tensor([first, [1, 153, *[151] * 16, 154, 5, 6, 7, 8, 9, 5, 6]])
@@ -114,7 +114,7 @@ def test_pictures_of_other_sizes_have_their_own():
     assert recording.groups["vision_tower"].grids == (Grid(0, 2, 8), Grid(16, 2, 4))
 
 
-@pytest.mark.filterwarnings("ignore:.*are left out")
+@pytest.mark.filterwarnings("ignore:.* left out")
 def test_parts_of_a_picture_in_a_row_are_a_grid_each():
     """Four parts of 2 x 2 tokens are no picture of 4 x 4."""
     config = T.InternVLConfig(
@@ -126,7 +126,7 @@ def test_parts_of_a_picture_in_a_row_are_a_grid_each():
     assert recording.grids == tuple(Grid(1 + 4 * n, 2, 2) for n in range(4))
 
 
-@pytest.mark.filterwarnings("ignore:.*are left out")
+@pytest.mark.filterwarnings("ignore:.* left out")
 def test_tokens_that_are_mixed_of_patches_are_no_grid():
     resampler = SIZES | {
         "resampler_n_latents": 16, "resampler_depth": 1, "resampler_n_heads": 4,
