@@ -160,18 +160,49 @@ def test_a_text_model_whose_layers_are_called_past_it_has_the_words():
     assert groups["text_model"].tokens == tuple(map(str, range(30, 40)))
 
 
-def test_a_text_that_is_embedded_outside_of_its_model_has_the_words():
-    """Q-Former's tokens stand for a picture in BLIP-2's."""
+def blip2():
     text = SIZES | {"model_type": "opt", "vocab_size": 97, "ffn_dim": 32, "word_embed_proj_dim": 32}
     config = T.Blip2Config(
         text_config=text | {"max_position_embeddings": 60}, vision_config=SEEN, num_query_tokens=16,
         qformer_config=SIZES | {"vocab_size": 97, "encoder_hidden_size": 32}, image_token_index=10,
     )  # fmt: skip
+    return T.Blip2ForConditionalGeneration(config).eval()
+
+
+def test_a_text_that_is_embedded_outside_of_its_model_has_the_words():
+    """Q-Former's tokens stand for a picture in BLIP-2's."""
     ids = torch.tensor([[1, *[10] * 16, 5, 6]])
-    found = T.Blip2ForConditionalGeneration(config)
-    recording = recorded(found, input_ids=ids, pixel_values=torch.randn(1, 3, 32, 32))
+    recording = recorded(blip2(), input_ids=ids, pixel_values=torch.randn(1, 3, 32, 32))
     own = next(x for x in recording.groups.values() if "language_model" in x.layers[0].name)
     assert own.tokens == tuple(map(str, ids[0].tolist()))
     assert own.grids == ()
     tower = next(x for x in recording.groups.values() if "vision_model" in x.layers[0].name)
     assert tower.grids == (Grid(1, 4, 4),)
+
+
+def test_what_a_model_writes_by_another_within_it_is_one_generation():
+    """BLIP-2 calls generate of its language model, with settings of any name."""
+    found, ids = blip2(), torch.tensor([[1, *[10] * 16, 5, 6]])
+    given = {"input_ids": ids, "pixel_values": torch.randn(1, 3, 32, 32), "do_sample": False}
+    given |= {"max_new_tokens": 4, "eos_token_id": None}
+    with (
+        torch.no_grad(),
+        pytest.warns(UserWarning, match="positions stand for the texts of tokens"),
+        regard.hf.record(found) as recording,
+    ):
+        written = found.generate(**given)
+    assert (len(recording.tokens), recording.boundary) == (22, 19)
+    assert len(recording.groups) == 4
+    found.set_attn_implementation("eager")
+    given = {"input_ids": written[:, :-1], "pixel_values": given["pixel_values"]}
+    with torch.no_grad():
+        expected = found(**given, output_attentions=True).language_model_outputs.attentions
+    torch.testing.assert_close(recording.weights[0][:], expected[0][0], atol=2e-6, rtol=0)
+    for name in ("num_beams", "prompt_lookup_num_tokens"):
+        with (
+            torch.no_grad(),
+            pytest.raises(regard.RecordingError, match=f"{name}="),
+            regard.hf.record(found),
+        ):
+            found.generate(**given, **{name: 2}, max_new_tokens=2)
+    assert "generate" not in vars(found) | vars(found.language_model)

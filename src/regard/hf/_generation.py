@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from threading import get_ident
 from typing import Any
 
@@ -45,25 +45,32 @@ class Generation:
         self.prompt: int | None = None
 
     @contextlib.contextmanager
-    def noted(self, model: Any) -> Iterator[None]:
-        """Notes what ``generate`` is called with in the block.
+    def noted(self, models: Iterable[Any]) -> Iterator[None]:
+        """Notes what ``generate`` of these models is called with in the block.
 
         Raises:
             RecordingError: it is asked for beams, or tokens that are guessed and dropped again.
         """
-        generate = getattr(model, "generate", None)
-        if generate is None:
+        with contextlib.ExitStack() as stack:
+            for model in models:
+                if hasattr(model, "generate"):
+                    stack.enter_context(self._noted_of(model))
             yield
-            return
-        own, signature = vars(model).get("generate"), inspect.signature(generate)
 
-        thread = get_ident()
+    @contextlib.contextmanager
+    def _noted_of(self, model: Any) -> Iterator[None]:
+        """Notes what ``generate`` of a model is called with."""
+        generate, own = model.generate, vars(model).get("generate")
+        signature, thread = inspect.signature(generate), get_ident()
+        rest = [x.name for x in signature.parameters.values() if x.kind is x.VAR_KEYWORD]
 
         def noting(*args: Any, **kwargs: Any) -> Any:
             if get_ident() != thread:
                 return generate(*args, **kwargs)
             given = signature.bind_partial(*args, **kwargs).arguments
-            self._note(model, given | given.get("kwargs", {}))
+            for name in rest:
+                given |= given.get(name, {})
+            self._note(model, given)
             return generate(*args, **kwargs)
 
         model.generate = _Noting(model, noting) if own is None else noting

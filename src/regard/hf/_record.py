@@ -73,7 +73,7 @@ def record(
     names = names_of(model)
     models = [module for module in names if isinstance(module, PreTrainedModel)]
     with _on_regard(model, models):
-        inputs, generation = Inputs(model, tokenizer), Generation()
+        inputs, generation = Inputs(model, tokenizer, models), Generation()
 
         def describe(group: str, taken: Taken, b: int) -> Described:
             return inputs.describe(group, taken, b)._replace(prompt=generation.prompt)
@@ -88,7 +88,7 @@ def record(
                 describe, choice, following, name, names[_reader(model, models)]
             ) as recording,
             inputs.noted(names),
-            generation.noted(model),
+            generation.noted(inputs.roots),
             _own_attention_told(with_own_attention(names, asking)),
         ):
             yield recording

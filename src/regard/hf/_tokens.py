@@ -6,14 +6,14 @@ import contextlib
 import functools
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import get_ident
 from typing import Any, cast
 
 from torch import Tensor
 from torch.nn import Module
-from transformers import PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel
 
 from regard._base.errors import RecordingError
 from regard._operator.torch_calls import Hook
@@ -44,13 +44,15 @@ class Inputs:
     Args:
         model: of transformers.
         tokenizer: of transformers, or a processor with one, or None: ids stand for texts.
+        models: those that the model is made of.
 
     Raises:
         TypeError: anything else.
     """
 
-    def __init__(self, model: Any, tokenizer: Any) -> None:
+    def __init__(self, model: Any, tokenizer: Any, models: Sequence[Module] = ()) -> None:
         self._model, self._config = model, model.config
+        self._writers = [one for one in models if isinstance(one, GenerationMixin)]
         self._tokenizer = tokenizer_of(tokenizer)
         self._encoder: Module | None = None
         self._decoder: Module | None = None
@@ -67,7 +69,7 @@ class Inputs:
     def roots(self) -> list[Module]:
         """The model, and the modules of it that are called by themselves."""
         base = getattr(self._model, "base_model", None)
-        found = (self._model, self._encoder, self._decoder, base)
+        found = (self._model, self._encoder, self._decoder, base, *self._writers)
         return [*dict.fromkeys(x for x in found if isinstance(x, Module))]
 
     @contextlib.contextmanager
