@@ -804,6 +804,16 @@ def test_a_byte_that_is_no_text_keeps_its_token():
     assert texts_of(tokenizer, ids) == tokenizer.convert_ids_to_tokens(ids)
 
 
+@pytest.mark.parametrize("kind", ["bytes", "underlines"])
+def test_an_id_without_a_token_is_its_number(kind):
+    """Models embed more ids than their tokenizers have; those below 0 stand for pictures."""
+    tokenizer = tokenizer_of(kind)
+    ids = [*tokenizer("the")["input_ids"], len(tokenizer), -200]
+    assert tokenizer.convert_ids_to_tokens(len(tokenizer)) is None
+    assert texts_of(tokenizer, ids)[-2:] == [str(len(tokenizer)), "-200"]
+    assert texts_of(tokenizer, ids)[:-2] == texts_of(tokenizer, ids[:-2])
+
+
 def test_a_processor_has_a_tokenizer():
     processor = types.SimpleNamespace(tokenizer=tokenizer_of("bytes"))
     ids = processor.tokenizer("the cat", return_tensors="pt")["input_ids"]

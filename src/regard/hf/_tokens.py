@@ -277,7 +277,7 @@ def tokenizer_of(given: Any) -> Any:
 
 
 def texts(tokenizer: Any, ids: list[int]) -> list[str]:
-    """The text of each token, with the spaces that it stands for.
+    """The text of each token, with the spaces that it stands for; its number where it has none.
 
     Args:
         tokenizer: of transformers; None gives the ids.
@@ -286,8 +286,9 @@ def texts(tokenizer: Any, ids: list[int]) -> list[str]:
     if tokenizer is None:
         return [str(number) for number in ids]
     known: dict[int, str] = {}
-    for number, token in zip(ids, tokenizer.convert_ids_to_tokens(ids)):
-        if number in known:
+    given = [number for number in ids if number >= 0]  # others stand for pictures
+    for number, token in zip(given, tokenizer.convert_ids_to_tokens(given)):
+        if number in known or token is None:
             continue
         text = str(token)
         if "▁" in text:
@@ -296,7 +297,7 @@ def texts(tokenizer: Any, ids: list[int]) -> list[str]:
             decoded = tokenizer.decode([number], clean_up_tokenization_spaces=False)
             text = decoded if decoded and "\ufffd" not in decoded else text
         known[number] = text
-    return [known[number] for number in ids]
+    return [known.get(number, str(number)) for number in ids]
 
 
 def _is_of_bytes(tokenizer: Any) -> bool:
