@@ -18,7 +18,7 @@ import transformers
 
 import regard
 import regard.hf
-from models import BART, model, padding, texts
+from models import BART, SIZES, model, padding, texts
 from regard.cli import main
 from regard.hf._tokens import texts as texts_of
 
@@ -225,6 +225,27 @@ def test_what_is_written_is_the_recording_where_halves_embed_by_themselves():
     assert [*recording.groups] == ["decoder", "encoder", "cross"]
     assert recording.tokens == tuple(map(str, ids[0, :-1].tolist()))
     assert recording.boundary == 1
+
+
+@pytest.mark.parametrize("before", ["sdpa", "regard"])
+def test_layers_of_another_config_than_their_models_are_recorded(before):
+    """As those of the encoder, which got a copy of its config."""
+    own = transformers.BertConfig(**SIZES)
+    decoder = transformers.BertConfig(**SIZES, is_decoder=True, add_cross_attention=True)
+    parts = transformers.BertModel(own), transformers.BertLMHeadModel(decoder)
+    found = transformers.EncoderDecoderModel(encoder=parts[0], decoder=parts[1]).eval()
+    found.set_attn_implementation(before)
+    assert found.encoder.config is not own
+    with torch.no_grad(), regard.hf.record(found) as recording:
+        found(input_ids=texts(1), decoder_input_ids=texts(1, 6))
+    assert own._attn_implementation == "sdpa"
+    assert len(recording.groups) == 3
+    (encoder,) = (x for x in recording.groups.values() if x.layers[0].name.startswith("encoder."))
+    own._attn_implementation = "eager"
+    found.encoder.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = found.encoder(texts(1), output_attentions=True).attentions
+    torch.testing.assert_close(encoder.weights[1][:], expected[1][0], atol=1e-6, rtol=0)
 
 
 def test_texts_that_are_answered_several_times_have_no_words_of_others():

@@ -72,14 +72,14 @@ def record(
         )
     names = names_of(model)
     models = [module for module in names if isinstance(module, PreTrainedModel)]
-    with _on_regard(model, models):
+    asking = that_ask(frozenset(map(type, names)))
+    attending = [module for module in names if type(module) in asking]
+    with _on_regard(model, models, attending):
         inputs, generation = Inputs(model, tokenizer, models), Generation()
 
         def describe(group: str, taken: Taken, b: int) -> Described:
             return inputs.describe(group, taken, b)._replace(prompt=generation.prompt)
 
-        asking = that_ask(frozenset(map(type, names)))
-        attending = [module for module in names if type(module) in asking]
         following = functools.partial(model_followed, names, inputs.roots, inputs.note, attending)
         name = getattr(model.config, "_name_or_path", "") or type(model).__name__
         choice = layers, heads, values, path, explain
@@ -176,19 +176,33 @@ _BY_THREAD = Shared(
 
 
 @contextlib.contextmanager
-def _on_regard(model: PreTrainedModel, models: list[Any]) -> Iterator[None]:
-    """The model, and those that it is made of, on regard in this thread."""
-    if all(one.config._attn_implementation == "regard" for one in models):
+def _on_regard(
+    model: PreTrainedModel, models: list[Any], attending: list[Module]
+) -> Iterator[None]:
+    """The model, and those that it is made of, on regard in this thread.
+
+    Args:
+        model, models: it, and those that it is made of.
+        attending: modules that ask the interface. Where a model got another config after it was
+            made, as the encoder of an ``EncoderDecoderModel``, they have the one before.
+    """
+    configs = _configs([one.config for one in models])
+    known = {id(one) for one in configs}
+    theirs = {id(x): x for one in attending if (x := vars(one).get("config")) is not None}
+    before = [one for key, one in theirs.items() if key not in known]
+    current = [one.config for one in models] + before
+    if all(one._attn_implementation == "regard" for one in current):
         yield
         return
-    configs = _configs([one.config for one in models])
-    given = {(get_ident(), id(one)): getattr(one, INTERNAL, None) for one in configs}
+    given = {(get_ident(), id(one)): getattr(one, INTERNAL, None) for one in configs + before}
     own = _IMPLEMENTATION.own
     outer = {key: own[key] for key in given if key in own}
     _BY_THREAD.enter()
     try:
         own.update(given)
         model.set_attn_implementation("regard")
+        for one in before:
+            setattr(one, INTERNAL, "regard")
         if all(one.config._attn_implementation != "regard" for one in models):
             raise UnsupportedError(
                 f"record: {type(model).__name__} does not let its attention be chosen; "

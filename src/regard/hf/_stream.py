@@ -84,6 +84,8 @@ class Stream:
         model = self._model
         names = {module: name for name, module in model.named_modules()}
         models = [module for module in names if isinstance(module, PreTrainedModel)]
+        asking = that_ask(frozenset(map(type, names)))
+        attending = [module for module in names if type(module) in asking]
 
         def take(layer: Layer[Any], taken: Taken) -> None:
             if not taken.is_cross and layer.key.shape[1] == len(ids):
@@ -92,7 +94,7 @@ class Stream:
         given: dict[str, Any] = {"input_ids": torch.tensor([ids])}
         if hasattr(model.config, "use_cache"):
             given["use_cache"] = False
-        with _ONE, torch.no_grad(), _on_regard(model, models):
+        with _ONE, torch.no_grad(), _on_regard(model, models, attending):
             inputs = Inputs(model, self._tokenizer)
             recorder = Recorder(sink=Sink(take))
             with model_followed(names, inputs.roots, inputs.note, (), recorder):
