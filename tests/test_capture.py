@@ -700,6 +700,14 @@ def test_a_causal_bias_of_torch_is_recorded_as_what_it_hides():
     np.testing.assert_allclose(recording.weights[0], expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("of", [np.array, torch.tensor, lambda x: [*np.array(x)]])
+def test_numbers_of_layers_and_heads_may_be_those_of_an_array(of):
+    with regard.record(layers=of([1]), heads=of([3, 0])) as recording:
+        Blocks()(X)
+    assert recording.layer_numbers == (1,)
+    assert recording.layers[0].head_numbers == (0, 3)
+
+
 def test_what_is_wrong_is_said():
     with pytest.raises(regard.RecordingError, match="no attention was computed"), regard.record():
         nn.Linear(32, 32)(X)
@@ -713,6 +721,9 @@ def test_what_is_wrong_is_said():
     for given, error in (
         ({"layers": "1"}, TypeError),
         ({"heads": [-1]}, TypeError),
+        ({"heads": [[1]]}, TypeError),
+        ({"heads": np.array([True, False])}, TypeError),
+        ({"layers": torch.ones(2)}, TypeError),
         ({"layers": []}, ValueError),
         ({"path": "a.json"}, ValueError),
         ({"path": "no/such/folder/a"}, FileNotFoundError),

@@ -493,9 +493,11 @@ def _rows_and_seen(call: Call) -> tuple[list[Rows], list[Seen]]:
 def _numbers(name: str, given: Any) -> frozenset[int] | None:
     if given is None:
         return None
-    numbers = None if isinstance(given, (str, int)) else frozenset(given)
+    numbers = None
+    if not isinstance(given, (str, int)):
+        numbers = [n.tolist() if hasattr(n, "tolist") else n for n in given]  # of an array
     if numbers is None or not all(type(n) is int and n >= 0 for n in numbers):
         raise TypeError(f"record: {name} is {given!r}; numbers from 0 on are needed, as in [3, 5].")
     if not numbers:
         raise ValueError(f"record: {name} are none; leave them out to record all.")
-    return numbers
+    return frozenset(numbers)
