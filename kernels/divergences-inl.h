@@ -144,8 +144,8 @@ struct PairOfWeights {
   }
 };
 
-// Pairs whose terms are found in step: as many as the registers hold.
-constexpr int kInStep = REGARD_LANES == 16 ? 4 : 2;
+// Pairs whose terms are found in step, which hides the latency of their exponentials.
+constexpr int kInStep = 4;
 
 // Adds the terms of a tile to the sums of its rows: [4][rows], of the total variation twice.
 template <class E>

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "chunks-inl.h"
 #include "scores-inl.h"
@@ -171,19 +172,26 @@ static bool pool_mass(const Reduce& r, const Rows<E>& rows, const Bins<E>& bins,
     for (int v = 0; v < rows.vectors; ++v) {
       const Vec<Real> base = vector_at<E>(normalisers.base, 0, v);
       const Vec<Real> inverse = vector_at<E>(normalisers.inverse, 0, v);
-      Vec<Real> t[n];
-      for (int i = 0; i < n; ++i) {
-        Vec<Real> sum = {};
-        for (int j = (from + i) * width; i < some && j < (from + i + 1) * width; j += 4) {
-          Vec<Real> x[4], w[4];
-          for (int i = 0; i < 4; ++i)
-            x[i] = scaling.exponent(*(const Vec<Real>*)(scores + (j + i) * E::rows + v * n), base);
-          exponentials<E, false>(x, w);
-          sum += (w[0] + w[1]) + (w[2] + w[3]);
-          if (j % kMeanwhile == 0) meanwhile();
+      Vec<Real> t[n], *sum = t;
+      for (Vec<Real>& x : t) x = Vec<Real>{};
+      int left = width;  // keys of a bin
+      // Eight keys in step, of one bin or two, hide the latency of an exponential.
+      const auto add = [&]<int unroll>(int j, std::integral_constant<int, unroll>) {
+        Vec<Real> x[unroll], w[unroll];
+        for (int i = 0; i < unroll; ++i)
+          x[i] = scaling.exponent(*(const Vec<Real>*)(scores + (j + i) * E::rows + v * n), base);
+        exponentials<E, false>(x, w);
+        for (int i = 0; i < unroll; i += 4) {
+          *sum += (w[i] + w[i + 1]) + (w[i + 2] + w[i + 3]);
+          if ((left -= 4) == 0) left = width, ++sum;
         }
-        t[i] = inverse != 0 ? sum * inverse : Vec<Real>{};  // also in unused lanes
-      }
+        if (j % kMeanwhile == 0) meanwhile();
+      };
+      int j = from * width;
+      const int end = j + some * width;
+      for (; j + 8 <= end; j += 8) add(j, std::integral_constant<int, 8>());
+      for (; j < end; j += 4) add(j, std::integral_constant<int, 4>());
+      for (Vec<Real>& x : t) x = inverse != 0 ? x * inverse : Vec<Real>{};  // unused lanes too
       add_to_bins<E, true>(rows, bins, t, v, first_bin + from, some);
     }
   }
