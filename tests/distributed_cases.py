@@ -666,6 +666,23 @@ def a_rank_may_ask_for_fewer_gradients_than_the_others(size):
                 assert n == 4 or torch.allclose(grad, wanted[n], atol=1e-12), (method, few, n)
 
 
+def a_rank_may_ask_for_fewer_second_gradients_than_the_others(size):
+    layout = Layout(9)
+    whole, own = small(layout, Hq=2 * size, Hkv=size)
+    leaves, one = [leaf(x) for x in own], [leaf(x) for x in whole]
+    counts = [1] + [3] * (size - 1)
+    asked = leaves[: counts[layout.rank]]
+    out = attention(*leaves, layout=layout, method="heads").square().sum()
+    grads = torch.autograd.grad(out, asked, create_graph=True)
+    found = torch.autograd.grad(sum(x.square().sum() for x in grads), asked)
+    out = regard.attention(*one).square().sum()
+    grads = torch.autograd.grad(out, one, create_graph=True)
+    parts = [layout.tokens(x, -2, r) for r, count in enumerate(counts) for x in grads[:count]]
+    wanted = torch.autograd.grad(sum(x.square().sum() for x in parts), one)
+    for x, y in zip(found, wanted):
+        assert torch.allclose(x, layout.shard(y, -2), atol=1e-12)
+
+
 def a_compiled_model_computes_it_between_its_graphs(size):
     layout = Layout(9)
     _, own = small(layout)
@@ -960,6 +977,7 @@ CHECKS = (
     a_limit_refuses_before_anything_is_sent,
     options_that_are_written_to_are_told,
     a_rank_may_ask_for_fewer_gradients_than_the_others,
+    a_rank_may_ask_for_fewer_second_gradients_than_the_others,
     a_compiled_model_computes_it_between_its_graphs,
     a_graph_or_a_transform_is_refused_and_the_group_goes_on,
     every_method_gives_its_part_of_the_summary,

@@ -76,8 +76,8 @@ class _Together(torch.autograd.Function):
         return given
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return grads
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return _Together.apply(*grads)  # so are second gradients
 
 
 def _read_again(sequence: Sequence) -> tuple[Version, ...] | None:
