@@ -61,6 +61,18 @@ def test_compile_with_inductor_and_changing_lengths(qkv):
         torch.testing.assert_close(compiled(q, k, v), 2 * regard.attention(q, k, v, causal=True))
 
 
+def test_changing_lengths_that_disagree_are_told(qkv):
+    q, k, v = (x[:, :, :length] for x, length in zip(qkv, (6, 7, 5)))
+    module = torch.nn.Module()
+    module.forward = lambda *arrays: regard.attention(*arrays)
+    torch._dynamo.reset()
+    with pytest.raises(regard.ShapeError, match="7 keys and 5 values; each key needs its own"):
+        torch.compile(module.forward, dynamic=True, backend="eager")(q, k, v)
+    lengths = (({2: torch.export.Dim.AUTO},) * 3,)
+    with pytest.raises(regard.ShapeError, match="7 keys and 5 values; each key needs its own"):
+        torch.export.export(module, (q, k, v), dynamic_shapes=lengths)
+
+
 def test_edits_with_open_ends_are_compiled_once_for_all_lengths(qkv):
     def attend(q, k, v):
         edits = [Edit(1, slice(2, None), slice(3)), Edit(keys=0, factor=2.0)]

@@ -68,7 +68,8 @@ def as_float(x: Any) -> float:
 
 def counted(count: int, noun: str, several: str = "") -> str:
     """``1 token`` or ``1,024 tokens``; ``several``: the plural that does not end in s alone."""
-    return f"{count:,} {noun if count == 1 else several or noun + 's'}"
+    number = "{:,}".format(int(count))  # noqa: UP032 - an f-string of a dynamic size fails in torch
+    return f"{number} {noun if count == 1 else several or noun + 's'}"
 
 
 def bytes_text(size: float) -> str:
