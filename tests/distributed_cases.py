@@ -360,6 +360,8 @@ def layouts_join_complex_numbers(size):
     assert torch.equal(joined, whole)
     (grad,) = torch.autograd.grad((joined * whole).abs().square().sum(), own)
     assert torch.allclose(grad, size * 2 * own.detach() * own.detach().abs().square())
+    (grad,) = torch.autograd.grad(layout.gather(own, 0).conj(), own, whole.conj())
+    assert torch.equal(grad, size * layout.shard(whole, 0))
     assert torch.equal(layout.gather(layout.shard(whole, 0), 0), whole)
 
 
@@ -380,7 +382,7 @@ def layouts_refuse(size):
         (TypeError, "mesh is an int; a DeviceMesh", lambda: Layout(3, 4)),
         (TypeError, "shard: x is a list", lambda: layout.shard([1], 0)),
         (regard.ShapeError, "8 tokens along axis 0; 9", lambda: layout.shard(torch.zeros(8), 0)),
-        (regard.ShapeError, "dim is 2, and x has 1", lambda: layout.shard(torch.zeros(9), 2)),
+        (regard.ShapeError, "dim is 2, and x has 1 axis.", lambda: layout.shard(torch.zeros(9), 2)),
         (
             TypeError,
             "shard: dim None is a NoneType; an int",
@@ -426,6 +428,9 @@ def a_call_that_every_rank_gets_wrong_is_told_in_its_own_words(size):
     wrong = torch.zeros(2, layout.count + 1, 4).double()
     assert "tokens; rank" in raised(
         regard.ShapeError, lambda: attention(wrong, k, v, layout=layout)
+    )
+    assert "query has 1 axis; at least" in raised(
+        regard.ShapeError, lambda: attention(wrong[0, 0], k, v, layout=layout)
     )
     assert "query is an ndarray" in raised(
         TypeError, lambda: attention(q.numpy(), k, v, layout=layout)
@@ -827,7 +832,7 @@ def heads_that_cannot_be_shared_out_are_told(size):
         text = raised(
             regard.UnsupportedError, lambda: attention(q, k, v, layout=layout, method="heads")
         )
-        assert "3 query heads and 1 key heads; method='ring'" in text, text
+        assert "3 query heads and 1 key head; method='ring'" in text, text
 
 
 def a_bias_of_keys_goes_with_the_heads(size):

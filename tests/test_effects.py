@@ -500,6 +500,8 @@ def test_faults_are_named():
         (regard.ShapeError, (v, g[:1]), "gradient has shape"),
         (regard.ShapeError, (v, g[..., 1:]), "value vectors have 5 numbers and gradient .* 4"),
         (regard.ShapeError, (v, g, "knockout", g[..., 1:]), "5 numbers and output vectors 4"),
+        (regard.ShapeError, (v[..., :1], g), "have 1 number and gradient vectors 5"),
+        (regard.ShapeError, (v[..., :1], None, "change", g), "have 1 number and output vectors 5"),
         (regard.ShapeError, (v, g, "change", g[:1]), "output has shape"),
         (TypeError, (v, g, "knockout", g.astype("f4")), "output is float32, .* float64 is needed"),
     ]:

@@ -512,6 +512,8 @@ def some():
 
 ERRORS = [
     (lambda w: w @ np.ones(6), regard.ShapeError, r"x has 6 rows, in shape \(6, 1\); 9 are needed"),
+    (lambda w: w @ np.ones(1), regard.ShapeError, r"x has 1 row, in shape \(1, 1\); 9 are needed"),
+    (lambda w: np.ones((2, 1)) @ w, regard.ShapeError, "x has 1 column, in shape"),
     (lambda w: w.T @ np.ones(9), regard.ShapeError, "y has 9 rows.*6 are needed"),
     (lambda w: np.ones((2, 9)) @ w, regard.ShapeError, r"x has 9 columns, in shape \(2, 9\); 6"),
     (lambda w: w @ 3, regard.ShapeError, r"x is a number; a vector \(9,\) is needed"),

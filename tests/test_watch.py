@@ -566,6 +566,9 @@ def test_a_watch_without_steps_or_attention_says_so():
     model, match = Model().eval(), "all 2 calls of the model were in evaluation mode"
     with pytest.warns(UserWarning, match=match), regard.watch(model):
         call(model, 2)
+    match = "the one call of the model was in evaluation mode"
+    with pytest.warns(UserWarning, match=match), regard.watch(model):
+        call(model)
     with pytest.warns(UserWarning, match="the model was not called"), regard.watch(Model()):
         pass
     model = nn.Linear(16, 16)

@@ -289,6 +289,7 @@ def test_a_model_says_which_attention_is_its_own():
     assert found
     assert found.served == tuple(f"model.layers.{n}.self_attn" for n in range(3))
     assert "3 modules" in str(found)
+    assert "attention of 1 module." in str(found._replace(served=found.served[:1]))
     rembert = transformers.RemBertModel(
         transformers.RemBertConfig(
             vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
@@ -298,6 +299,7 @@ def test_a_model_says_which_attention_is_its_own():
     found = regard.hf.check(rembert)
     assert not found
     assert found.own[0] == ("encoder.layer.0.attention.self", "RemBertSelfAttention")
+    assert "1 computes its own, and nothing" in str(found)
     assert "RemBertSelfAttention" in str(found)
     with pytest.raises(TypeError, match="Linear is no model of transformers"):
         regard.hf.check(torch.nn.Linear(2, 2))

@@ -169,12 +169,17 @@ def test_guessed_tokens_are_refused_by_their_name():
         assert "generate" not in vars(found)
 
 
-@pytest.mark.parametrize("given", ["call", "config", "model"])
+@pytest.mark.parametrize("given", ["call", "other name", "config", "model"])
 def test_beams_are_refused_by_their_name(given, monkeypatch):
     """Two passes of beams are those of a batch, and of one layer more may be."""
     found, settings = model("llama"), {"max_new_tokens": 2, "do_sample": False}
-    if given == "call":
+    if given in ("call", "other name"):
         settings["num_beams"] = 3
+        if given == "other name":
+            of_all = transformers.GenerationMixin.generate
+            monkeypatch.setattr(
+                type(found), "generate", lambda self, ids, **others: of_all(self, ids, **others)
+            )
     elif given == "config":
         settings["generation_config"] = transformers.GenerationConfig(num_beams=3)
     else:
@@ -721,20 +726,21 @@ def test_pictures_of_a_generation_are_grids_where_a_model_is_told_their_patches(
     assert recording.grids == (regard.recording.Grid(2, 2, 3),)
 
 
-def test_positions_that_stand_for_unknown_tokens_are_said_to():
+@pytest.mark.parametrize(("known", "said"), [(12, "8 tokens"), (19, "1 token")])
+def test_positions_that_stand_for_unknown_tokens_are_said_to(known, said):
     ids, found = texts(1), model("llama")
     with torch.no_grad():
-        cache = found(ids[:, :12], use_cache=True).past_key_values
-    match = "positions stand for .* there are 20 keys, and the model was called with 8 tokens"
+        cache = found(ids[:, :known], use_cache=True).past_key_values
+    match = rf"positions stand for .* there are 20 keys, and the model was called with {said}\."
     with (
         pytest.warns(UserWarning, match=match) as told,
         torch.no_grad(),
         regard.hf.record(found) as recording,
     ):
-        found(ids[:, 12:], past_key_values=cache)
+        found(ids[:, known:], past_key_values=cache)
     assert told[0].filename == __file__
     assert recording.tokens == tuple(map(str, range(20)))
-    expected = eager("llama", ids).attentions[1][0, :, 12:]
+    expected = eager("llama", ids).attentions[1][0, :, known:]
     torch.testing.assert_close(recording.weights[1][:], expected, atol=1e-6, rtol=0)
 
 

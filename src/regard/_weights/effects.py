@@ -14,6 +14,7 @@ from regard._backends.formula import apply
 from regard._backends.pair_terms import PairBackend, PairTerm, ReadOnce
 from regard._base.arrays import Arrays, dtype_name, is_array, is_tensor
 from regard._base.errors import ShapeError, UnsupportedError, a_type
+from regard._base.settings import counted
 from regard._base.types import ArrayT
 from regard._call.checks import FLOATS
 from regard._call.tensors import require_dense
@@ -93,8 +94,8 @@ class Effects(PairMatrix[ArrayT]):
             self._gradient = _folded(_checked("gradient", gradient, weights), weights)
             if (n := self._value.shape[-1]) != (m := self._gradient.shape[-1]):
                 raise ShapeError(
-                    f"effects: value vectors have {n} numbers and gradient vectors {m}; the "
-                    "gradient is that of the output, which has as many as the values."
+                    f"effects: value vectors have {counted(n, 'number')} and gradient vectors {m};"
+                    " the gradient is that of the output, which has as many as the values."
                 )
         self._output = None if output is None else self._checked_output(output, weights)
         self._start_outputs()
@@ -104,8 +105,8 @@ class Effects(PairMatrix[ArrayT]):
         found = _folded(_checked("output", output, weights), weights)
         if (n := self._value.shape[-1]) != (m := found.shape[-1]):
             raise ShapeError(
-                f"effects: value vectors have {n} numbers and output vectors {m}; the output is"
-                " that of this attention, which has as many as the values."
+                f"effects: value vectors have {counted(n, 'number')} and output vectors {m}; the"
+                " output is that of this attention, which has as many as the values."
             )
         if (name := dtype_name(found)) != self._dtype_name:
             raise TypeError(

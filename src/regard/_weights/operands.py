@@ -19,6 +19,7 @@ from regard._base.arrays import (
     to_numpy,
 )
 from regard._base.errors import ShapeError, a_type
+from regard._base.settings import counted
 from regard._call.call import Call
 from regard._call.tensors import require_dense
 from regard._weights.parts import is_of_ints
@@ -38,8 +39,8 @@ def read_operand(call: Call, name: str, x: Any, length: int) -> tuple[Any, bool]
         x = x[:, None]
     if x.shape[-2] != length:
         raise ShapeError(
-            f"weights: {name} has {x.shape[-2]} rows, in shape {tuple(x.shape)}; {length} are"
-            " needed."
+            f"weights: {name} has {counted(x.shape[-2], 'row')}, in shape {tuple(x.shape)};"
+            f" {length} are needed."
         )
     Hq = call.sizes[1]
     own = (*call.leading, *((Hq,) if call.heads else ()))

@@ -8,6 +8,7 @@ import numpy as np
 
 from regard._base.arrays import is_tensor, read_array
 from regard._base.errors import ShapeError
+from regard._base.settings import counted
 from regard._base.types import Array, ArrayT
 from regard._weights.exchange import capsule
 from regard._weights.operands import Unstored
@@ -113,6 +114,7 @@ def from_left(x: Any, length: int, multiply: Any) -> Any:
     x = x if is_tensor(x) else read_array("weights: x", x)
     if x.ndim and x.shape[-1] != length:
         raise ShapeError(
-            f"weights: x has {x.shape[-1]} columns, in shape {tuple(x.shape)}; {length} are needed."
+            f"weights: x has {counted(x.shape[-1], 'column')}, in shape {tuple(x.shape)};"
+            f" {length} are needed."
         )
     return multiply(x) if x.ndim < 2 else multiply(x.swapaxes(-1, -2)).swapaxes(-1, -2)

@@ -118,9 +118,11 @@ class Watch:
 
     def _why_nothing(self) -> str:
         if self._ignored:
+            count = self._ignored
+            calls = "the one call" if count == 1 else f"all {count} calls"
             return (
-                f"all {self._ignored} calls of the model were in evaluation mode; call "
-                "model.train(), or watch them too: regard.watch(model, evaluation=True)."
+                f"{calls} of the model {'was' if count == 1 else 'were'} in evaluation mode; call"
+                " model.train(), or watch that too: regard.watch(model, evaluation=True)."
             )
         return (
             "the model was not called in this block and thread. What torch.compile makes of a "

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from regard._base.errors import UnsupportedError
+from regard._base.settings import counted
 from regard._base.types import BackendName
 from regard._call.edits import Edit
 from regard._operator.attention import attention as attend
@@ -28,8 +29,8 @@ def check(sequence: Sequence, query: torch.Tensor, key: torch.Tensor) -> None:
     if any(count % size for count in counts):
         raise UnsupportedError(
             f"distributed.attention: method='heads' gives each of {size} ranks as many heads, and"
-            f" there are {counts[0]} query heads and {counts[1]} key heads; method='ring' takes any"
-            " number."
+            f" there are {counted(counts[0], 'query head')} and {counted(counts[1], 'key head')};"
+            " method='ring' takes any number."
         )
     if sequence.options.get("dropout"):
         raise UnsupportedError(

@@ -175,13 +175,13 @@ class Layout:
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"Layout.{name}: x is {a_type(x)}; a tensor is needed.")
         if not -x.ndim <= int_of(f"Layout.{name}: dim", dim) < x.ndim:
-            raise ShapeError(f"Layout.{name}: dim is {dim}, and x has {x.ndim} axes.")
+            axes = counted(x.ndim, "axis", "axes")
+            raise ShapeError(f"Layout.{name}: dim is {dim}, and x has {axes}.")
         if x.shape[dim] != count:
             raise ShapeError(
                 f"Layout.{name}: x {tuple(x.shape)} has {counted(x.shape[dim], 'token')} along axis"
-                f" {dim};"
-                f" {count} are needed: rank {self.rank} of {self.size} has {self.count} of"
-                f" {self.length} tokens."
+                f" {dim}; {count} {'is' if count == 1 else 'are'} needed: rank {self.rank} of"
+                f" {self.size} has {self.count} of {counted(self.length, 'token')}."
             )
 
 

@@ -11,6 +11,7 @@ import torch
 
 from regard._backends import choose
 from regard._base.errors import ShapeError, a_type
+from regard._base.settings import counted
 from regard._call.checks import read_call
 from regard._call.contents import check_contents
 from regard._call.edits import edits_of
@@ -242,12 +243,13 @@ def _check(layout: Layout, name: str, x: Any) -> None:
     require_dense(name, x)
     if x.ndim < 2:
         raise ShapeError(
-            f"distributed.attention: {name} has {x.ndim} axes; at least (L, D) is needed."
+            f"distributed.attention: {name} has {counted(x.ndim, 'axis', 'axes')};"
+            " at least (L, D) is needed."
         )
     if x.shape[-2] != layout.count:
         raise ShapeError(
-            f"distributed.attention: {name} {tuple(x.shape)} has {x.shape[-2]} tokens; rank"
-            f" {layout.rank} of {layout.size} has {layout.count} of {layout.length}."
+            f"distributed.attention: {name} {tuple(x.shape)} has {counted(x.shape[-2], 'token')};"
+            f" rank {layout.rank} of {layout.size} has {layout.count} of {layout.length}."
             " layout.shard(x, dim=-2) gives them."
         )
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from torch.nn import Module
 from transformers import PreTrainedModel
 
+from regard._base.settings import counted
 from regard.capture._kind import is_attention
 
 
@@ -29,11 +30,12 @@ class Checked(NamedTuple):
         return bool(self.served) and not self.own
 
     def __str__(self) -> str:
-        lines = [f"regard computes the attention of {len(self.served)} modules."]
+        lines = [f"regard computes the attention of {counted(len(self.served), 'module')}."]
         if not self.served and not self.own:
             return "The model has no attention that transformers knows of."
         if self.own:
-            lines.append(f"{len(self.own)} compute their own, and nothing of it is seen:")
+            compute = "1 computes its" if len(self.own) == 1 else f"{len(self.own)} compute their"
+            lines.append(f"{compute} own, and nothing of it is seen:")
             lines += [f"  {name or '(the model)'}  {kind}" for name, kind in self.own]
         return "\n".join(lines)
 

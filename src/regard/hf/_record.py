@@ -15,6 +15,7 @@ from torch.nn import Module
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from regard._base.errors import UnsupportedError
+from regard._base.settings import counted
 from regard._operator.torch_calls import Hook, Shared
 from regard.capture._calls import left_out
 from regard.capture._groups import names_of
@@ -96,7 +97,8 @@ def record(
             keys, given = inputs.unnamed
             warnings.warn(
                 f"record: positions stand for the texts of tokens: there are {keys} keys, and the "
-                f"model was called with {given} tokens. Those that a cache had before are unknown.",
+                f"model was called with {counted(given, 'token')}. Those that a cache had before "
+                "are unknown.",
                 stacklevel=3,
             )
 

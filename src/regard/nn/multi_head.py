@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from regard._base.cache import KeyValueCache
 from regard._base.errors import ShapeError, UnsupportedError
 from regard._base.rotary import rotate
-from regard._base.settings import as_float
+from regard._base.settings import as_float, counted
 from regard._call.checks import read_call, read_flag
 from regard._operator.attention import attention
 from regard.nn import conversion
@@ -365,8 +365,9 @@ class MultiHeadAttention(nn.Module):
     def _check_options(self) -> None:
         if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
             raise ShapeError(
-                f"MultiHeadAttention: {self.num_heads} query heads cannot share "
-                f"{self.num_kv_heads} key heads; num_heads must be a multiple of num_kv_heads."
+                f"MultiHeadAttention: {counted(self.num_heads, 'query head')} cannot share"
+                f" {counted(self.num_kv_heads, 'key head')}; num_heads must be a multiple of"
+                " num_kv_heads."
             )
         probe = torch.zeros(1, 1)
         read_call(

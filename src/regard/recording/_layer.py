@@ -14,7 +14,7 @@ import numpy as np
 from regard._base.arrays import dtype_name, is_tensor
 from regard._base.deferred import fetched
 from regard._base.errors import ShapeError, UnsupportedError, a_type
-from regard._base.settings import as_float
+from regard._base.settings import as_float, counted
 from regard._base.types import Array, ArrayT
 from regard._call import edits
 from regard._call.checks import FLOATS, LARGEST_POSITION, read_call, read_flag
@@ -412,7 +412,8 @@ def _checked_heads(head_numbers: Any, count: int) -> tuple[int, ...]:
     found = tuple(_natural("head_numbers", number) for number in head_numbers)
     if len(found) != count:
         raise ShapeError(
-            f"Layer: {len(found)} head_numbers for {count} query heads; one each is needed."
+            f"Layer: {len(found)} head_numbers for {counted(count, 'query head')}; one each is"
+            " needed."
         )
     if len(set(found)) < count:
         raise ValueError(f"Layer: head_numbers are {listed(found)}; each head has its own number.")
