@@ -313,6 +313,12 @@ def test_tensors_that_are_not_dense_are_refused_with_the_way_out(function):
         ("effects: gradient", lambda w, sparse: w.effects(t[0, 0], sparse)),
         ("effects: x", lambda w, sparse: w.effects(t[0, 0], t[0, 0]) @ sparse),
         ("merge: output of part 0", lambda w, sparse: regard.merge([(sparse, w.statistics)])),
+        (
+            "attention_gradients: output",
+            lambda w, sparse: regard.attention_gradients(
+                *(t[0, 0],) * 3, sparse, w.statistics, t[0, 0]
+            ),
+        ),
     ],
 )
 def test_what_is_asked_of_weights_takes_dense_tensors(what, ask):

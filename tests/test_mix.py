@@ -275,6 +275,7 @@ def test_faults_of_rollouts_are_named():
         (TypeError, "0.5", "residual is a str"),
         (TypeError, True, "residual is a bool"),
         (ValueError, 1.5, "residual is 1.5; a share from 0 to 1"),
+        (ValueError, -0.5, "residual is -0.5; a share from 0 to 1"),
         (ValueError, float("nan"), "residual is nan"),
     ]:
         with pytest.raises(error, match=text):

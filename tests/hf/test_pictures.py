@@ -205,4 +205,11 @@ def test_what_a_model_writes_by_another_within_it_is_one_generation():
             regard.hf.record(found),
         ):
             found.generate(**given, **{name: 2}, max_new_tokens=2)
+    found.language_model.generation_config.num_beams = 2  # which BLIP-2's generate does not name
+    with (
+        torch.no_grad(),
+        pytest.raises(regard.RecordingError, match="num_beams=2"),
+        regard.hf.record(found),
+    ):
+        found.generate(**given, max_new_tokens=2)
     assert "generate" not in vars(found) | vars(found.language_model)
