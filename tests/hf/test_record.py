@@ -253,6 +253,15 @@ def test_layers_of_another_config_than_their_models_are_recorded(before):
     torch.testing.assert_close(encoder.weights[1][:], expected[1][0], atol=1e-6, rtol=0)
 
 
+def test_a_layer_may_have_a_config_of_another_kind(monkeypatch):
+    found, own = model("llama"), types.SimpleNamespace(_attn_implementation="sdpa")
+    monkeypatch.setattr(found.model.layers[1].self_attn, "config", own)
+    with torch.no_grad(), regard.hf.record(found) as recording:
+        found(texts(1))
+    assert len(recording.layers) == 2
+    assert vars(own) == {"_attn_implementation": "sdpa"}
+
+
 def test_texts_that_are_answered_several_times_have_no_words_of_others():
     match = "2 layers .encoder. are left out: they work on 2 pieces at once"
     with (

@@ -190,8 +190,9 @@ def _on_regard(
     """
     configs = _configs([one.config for one in models])
     known = {id(one) for one in configs}
-    theirs = {id(x): x for one in attending if (x := vars(one).get("config")) is not None}
-    before = [one for key, one in theirs.items() if key not in known]
+    theirs = (vars(one).get("config") for one in attending)
+    others = {id(x): x for x in theirs if isinstance(x, PreTrainedConfig)}
+    before = [one for key, one in others.items() if key not in known]
     current = [one.config for one in models] + before
     if all(one._attn_implementation == "regard" for one in current):
         yield
