@@ -651,6 +651,19 @@ def a_gradient_of_heads_that_one_rank_cannot_give_is_told_by_every_other(size):
     assert all(map(torch.equal, *grads))
 
 
+def gradients_of_different_calls_are_told(size):
+    layout = Layout(9)
+    _, own = small(layout, Hq=size, Hkv=size)
+    for method in ("ring", "heads"):
+        outs = [attention(*map(leaf, own), layout=layout, method=method) for _ in range(2)]
+        out = outs[layout.rank > 0]
+        text = raised(ValueError, lambda out=out: out.sum().backward())
+        assert "gradient: the ranks disagree about the call that it is of: rank 0 has" in text, text
+    leaves = [leaf(x) for x in own]
+    attention(*leaves, layout=layout).sum().backward()  # the group goes on
+    assert all(torch.isfinite(x.grad).all() for x in leaves)
+
+
 def a_rank_may_ask_for_fewer_gradients_than_the_others(size):
     layout = Layout(9)
     whole, own = small(layout, Hq=2 * size, Hkv=size)
@@ -1006,6 +1019,7 @@ OF_SEVERAL = (
     a_rank_that_disagrees_is_named_on_every_rank,
     a_gradient_that_one_rank_cannot_give_is_told_by_every_other,
     a_gradient_of_heads_that_one_rank_cannot_give_is_told_by_every_other,
+    gradients_of_different_calls_are_told,
 )
 OF_FOUR = (
     a_row_of_large_scores_has_the_sum_of_one_process,

@@ -154,4 +154,5 @@ def _agreed(
     if "seed" not in sequence.options and sequence.options.get("dropout"):
         sequence.options["seed"] = agreed[0]
     by_query = _sequence.rows_agreed([of_rank[1] for of_rank in (agreed, *every)])
-    return replace(sequence, by_query=by_query), arrays.values(), restore
+    sequence = replace(sequence, by_query=by_query, number=layout.peers.next_call())
+    return sequence, arrays.values(), restore

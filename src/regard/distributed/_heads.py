@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,10 +16,10 @@ from regard._operator.attention import attention as attend
 from regard._weights.statistics import RowStatistics
 from regard._weights.written import Version
 from regard.distributed._layout import Layout, of_all_ranks
-from regard.distributed._sequence import Sequence, require_as_they_were
+from regard.distributed._sequence import Sequence, gradient_told, require_as_they_were
 
 HEADS = -3  # the axis
-OF_TENSORS = "mask", "bias", "sinks", "segments", "intervals", "key_lengths"
+CODES = 255  # of calls, next to each other, that a number tells apart: exact in bfloat16
 
 
 def check(sequence: Sequence, query: torch.Tensor, key: torch.Tensor) -> None:
@@ -56,7 +56,7 @@ def of_heads(
         q, k, v, query_start=0, return_statistics=True, backend=backend, **options
     )
     rows = _to_tokens(torch.stack(statistics, -1), layout)
-    own: torch.Tensor = _ToTokens.apply(output, layout, _read_again(sequence))
+    own: torch.Tensor = _ToTokens.apply(output, layout, _known(sequence))
     return own, RowStatistics(rows[..., 0], rows[..., 1])
 
 
@@ -81,12 +81,16 @@ class _Together(torch.autograd.Function):
         return _Together.apply(*grads)  # so are second gradients
 
 
-def _read_again(sequence: Sequence) -> tuple[Version, ...] | None:
-    """The tensors of the caller's that gradients read again; None where no rank has any."""
-    given = {*sequence.options} | ({"sinks"} if sequence.sinks is not None else set())
-    if given.isdisjoint(OF_TENSORS):
-        return None
-    return tuple(one for one in sequence.versions if one.name not in sequence.by_query)
+class _Known(NamedTuple):
+    """What a gradient must find on every rank: the call's number, and tensors as they were."""
+
+    number: int
+    versions: tuple[Version, ...]
+
+
+def _known(sequence: Sequence) -> _Known:
+    versions = (one for one in sequence.versions if one.name not in sequence.by_query)
+    return _Known(sequence.number, tuple(versions))
 
 
 def _options(sequence: Sequence, heads: int) -> dict[str, Any]:
@@ -130,7 +134,7 @@ def _moved(edit: Edit, own: slice, heads: int) -> list[Edit]:
 class _ToHeads(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, layout: Layout, known: tuple[Version, ...] | None = None
+        ctx: Any, x: torch.Tensor, layout: Layout, known: _Known | None = None
     ) -> torch.Tensor:
         ctx.layout = layout
         return _to_heads(x, layout, known)
@@ -143,7 +147,7 @@ class _ToHeads(torch.autograd.Function):
 class _ToTokens(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, layout: Layout, known: tuple[Version, ...] | None = None
+        ctx: Any, x: torch.Tensor, layout: Layout, known: _Known | None = None
     ) -> torch.Tensor:
         ctx.layout, ctx.known = layout, known
         return _to_tokens(x, layout)
@@ -153,13 +157,11 @@ class _ToTokens(torch.autograd.Function):
         return _ToHeads.apply(grad, ctx.layout, ctx.known), None, None
 
 
-def _to_heads(
-    x: torch.Tensor, layout: Layout, known: tuple[Version, ...] | None = None
-) -> torch.Tensor:
+def _to_heads(x: torch.Tensor, layout: Layout, known: _Known | None = None) -> torch.Tensor:
     """``(..., H, count, n)`` of each rank becomes ``(..., H / ranks, length, n)``.
 
     Args:
-        known: of a gradient, the tensors that must be as they were, on all ranks.
+        known: of a gradient, what must be so on all ranks.
     """
     parts = list(x.chunk(layout.size, HEADS))
     shape = list(parts[0].shape)
@@ -181,32 +183,34 @@ def _to_heads(
 
 def _told_to_all(
     layout: Layout,
-    known: tuple[Version, ...],
+    known: _Known,
     parts: list[torch.Tensor],
     arrived: list[torch.Tensor],
 ) -> list[torch.Tensor]:
-    """``_all_to_all``, where a number after each message says whether its rank can go on.
+    """``_all_to_all``, where a number after each message tells the call, or 0 of a refusal.
 
     Args:
         arrived: of one axis, with a place for that number; what comes back has the parts' axes.
 
     Raises:
-        RankError: another rank cannot; on that rank it is its own error.
+        RankError: another rank cannot go on; on that rank it is its own error.
+        ValueError: another rank has the gradient of another call.
     """
     error = None
     try:
-        require_as_they_were(known)
+        require_as_they_were(known.versions)
     except RuntimeError as found:
         error = found
-    messages = []
+    messages, code = [], 0 if error else 1 + known.number % CODES
     for part in parts:
         message = part.new_empty(part.numel() + 1)
         message[:-1].view(part.shape).copy_(part)
-        message[-1] = error is not None
+        message[-1] = code
         messages.append(message)
     _all_to_all(layout, messages, arrived)
-    if any(torch.stack([message[-1] for message in arrived]).tolist()):
-        layout.peers.agree("attention's gradient", {}, parts[0].device, error)
+    if error or {*torch.stack([message[-1] for message in arrived]).tolist()} != {code}:
+        told = gradient_told(known.number)
+        layout.peers.agree("attention's gradient", told, parts[0].device, error)
     *leading, _, n = parts[0].shape
     return [x[:-1].view(*leading, count, n) for x, count in zip(arrived, layout.counts)]
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
+import itertools
 import json
 import os
 import time
 import traceback
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.util import Finalize
 from typing import Any
 
@@ -30,6 +31,7 @@ STORE_GONE = (
 NOT_IN_IT = dist.GroupMember.NON_GROUP_MEMBER if dist.is_available() else None
 LINGER_SECONDS = 10  # that the store outlives its rank, for the others to learn which rank died
 _living: weakref.WeakSet[Peers] = weakref.WeakSet()
+_calls: weakref.WeakKeyDictionary[Any, Iterator[int]] = weakref.WeakKeyDictionary()
 
 
 class RankError(RuntimeError):
@@ -111,6 +113,10 @@ class Peers:
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
         self._lingers = False
         _living.add(self)
+
+    def next_call(self) -> int:
+        """The number of a call that all ranks of the group agreed to: the same on each."""
+        return next(_calls.setdefault(self.group, itertools.count(1)))
 
     def naming(self, what: str, rank: int | None) -> _Naming:
         return _Naming(self, what, rank)

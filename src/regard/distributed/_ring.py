@@ -15,7 +15,7 @@ from regard._operator.merging import merge
 from regard._operator.part_gradients import AttentionGradients, attention_gradients
 from regard._weights.statistics import RowStatistics
 from regard.distributed._layout import Piece
-from regard.distributed._sequence import Sequence, of_pairs, require_as_they_were
+from regard.distributed._sequence import Sequence, gradient_told, of_pairs, require_as_they_were
 from regard.distributed._visits import visit
 
 # What is computed and merged at a time, so that it takes little memory beside the tokens.
@@ -71,7 +71,9 @@ def _saved(ctx: Any, grad: torch.Tensor) -> Any:
     except Exception as found:
         error = found
     sequence, *_ = ctx.of
-    sequence.layout.peers.agree("attention's gradient", {}, grad.device, error)
+    sequence.layout.peers.agree(
+        "attention's gradient", gradient_told(sequence.number), grad.device, error
+    )
     return saved
 
 

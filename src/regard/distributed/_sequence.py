@@ -44,6 +44,7 @@ class Sequence:
         options: as the operator takes them, without the sinks: these are of whole rows.
         sinks: ``(Hq,)``, or None.
         by_query: which of mask and bias have a row for each query.
+        number: of the call in its group.
     """
 
     layout: Layout
@@ -52,6 +53,7 @@ class Sequence:
     sinks: torch.Tensor | None
     cache: dict[Any, Any]
     by_query: frozenset[str] = frozenset()
+    number: int = 0
 
     def part(self, queries: Piece, keys: Piece, *, of_weights: bool = False) -> dict[str, Any]:
         """The options of some queries of this rank and some keys, for the operator."""
@@ -262,6 +264,11 @@ def _of_length(x: torch.Tensor, length: int) -> torch.Tensor:
 def _pair(name: str, x: Any, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     first, second = x if isinstance(x, tuple) or name == "intervals" else (x, x)
     return torch.as_tensor(first, device=device), torch.as_tensor(second, device=device)
+
+
+def gradient_told(number: int) -> dict[str, str]:
+    """What all ranks must have alike of a gradient: the number of the call that it is of."""
+    return {"the call that it is of": f"number {number}"}
 
 
 def told(sequence: Sequence, method: str, arrays: dict[str, torch.Tensor]) -> dict[str, str]:
