@@ -545,6 +545,10 @@ def test_what_gradients_of_parts_would_lack_is_refused():
         regard.merge(parts)
     with torch.no_grad():
         assert not regard.merge(parts)[0].requires_grad
+    parts, sinks = [(x.detach(), one) for x, one in parts], torch.ones(q.shape[1]).requires_grad_()
+    with pytest.raises(UnsupportedError, match=r"autograd records the sinks.*attention_gradients"):
+        regard.merge(parts, sinks)
+    assert not regard.merge([(None, one) for _, one in parts], sinks)[1].total.requires_grad
 
 
 # What loads the decompositions of forward mode uses what torch has deprecated.

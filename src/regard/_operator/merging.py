@@ -17,6 +17,10 @@ from regard._weights.questions import at_once
 from regard._weights.statistics import RowStatistics, moved
 
 Part = tuple[Any, RowStatistics[Any]]
+_NO_GRADIENT = (
+    ", and statistics have no gradient, so that of the whole would be wrong. Merge within"
+    " torch.no_grad(), and compute the gradients of each part with regard.attention_gradients."
+)
 
 
 @at_once
@@ -47,8 +51,8 @@ def merge(
     Raises:
         ValueError: no part.
         ShapeError, TypeError: the parts do not fit together.
-        UnsupportedError: autograd records an output, or a part or the sinks have a tangent of
-            forward mode; ``regard.attention_gradients`` computes the gradients of a part.
+        UnsupportedError: autograd records an output or the sinks, or a part or the sinks have a
+            tangent of forward mode; ``regard.attention_gradients`` has the gradients of a part.
 
     Example:
         >>> import numpy as np, regard
@@ -62,6 +66,8 @@ def merge(
     Source: Milakov & Gimelshein 2018, section 3.1; Liu et al. 2023 (ring attention).
     """
     outputs, statistics = _checked(parts)
+    if outputs[0] is not None and _is_recorded(sinks):
+        raise UnsupportedError(f"merge: autograd records the sinks{_NO_GRADIENT}")
     first = statistics[0].maximum
     xp, logits = arrays_of(first), None if sinks is None else _read_sinks(sinks, first)
     with np.errstate(all="ignore"):  # of rows that see nothing, NaN and infinities
@@ -188,12 +194,12 @@ def _check_arrays(n: int, part: Part, first: Part) -> None:
             f" {tuple(statistics[0].shape)}; (..., Hq, Lq, Dv) and (..., Hq, Lq) are needed."
         )
     _refuse_forward_mode(*arrays.values())
-    if is_tensor(output) and output.requires_grad and loaded.torch.is_grad_enabled():
-        raise UnsupportedError(
-            "merge: autograd records an output, and statistics have no gradient, so that of the"
-            " whole would be wrong. Merge within torch.no_grad(), and compute the gradients of each"
-            " part with regard.attention_gradients."
-        )
+    if _is_recorded(output):
+        raise UnsupportedError(f"merge: autograd records an output{_NO_GRADIENT}")
+
+
+def _is_recorded(x: Any) -> bool:
+    return is_tensor(x) and x.requires_grad and loaded.torch.is_grad_enabled()
 
 
 def _refuse_forward_mode(*arrays: Any) -> None:
