@@ -783,6 +783,27 @@ def a_second_gradient_is_that_of_one_process_or_refused(size):
     assert "no second one (create_graph=True" in text, text
 
 
+def gradients_of_several_outputs_at_once_are_refused(size):
+    layout = Layout(9)
+    _, own = small(layout, Hq=size, Hkv=size)
+    leaves = [leaf(x) for x in own]
+    for call in (
+        lambda: attention(*leaves, layout=layout),
+        lambda: attention(*leaves, layout=layout, method="heads"),
+        lambda: layout.gather(leaves[0], -2),
+    ):
+        out = call()
+        several = torch.ones(2, *out.shape, dtype=out.dtype)
+
+        def ask(out=out, several=several):
+            torch.autograd.grad(out, leaves[0], several, is_grads_batched=True)
+
+        text = raised(regard.UnsupportedError, ask)
+        assert "gradients of several outputs at once" in text, text
+        call().sum().backward()  # the group goes on
+    assert torch.isfinite(leaves[0].grad).all()
+
+
 def only_keys_that_are_seen_are_sent(size):
     layout = Layout(4096, None, "contiguous")
     _, (q, k, v) = small(layout, dtype=torch.float32)
@@ -1002,6 +1023,7 @@ CHECKS = (
     a_row_of_large_scores_has_the_sum_of_one_process,
     dropout_without_a_seed_is_the_same_on_every_rank,
     a_second_gradient_is_that_of_one_process_or_refused,
+    gradients_of_several_outputs_at_once_are_refused,
     only_keys_that_are_seen_are_sent,
     one_matrix_without_heads,
     large_runs_are_sent_as_they_are,

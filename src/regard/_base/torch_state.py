@@ -19,7 +19,7 @@ _tracing_state = torch._C._get_tracing_state
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
 _profiles = torch._C._autograd._profiler_enabled
-_is_batch = torch._C._functorch.is_legacy_batchedtensor
+is_batch = torch._C._functorch.is_legacy_batchedtensor
 records_gradients = torch.is_grad_enabled
 _forward_mode = torch.autograd.forward_ad
 # That of torch.nn.functional, where another stands for a while: see ``torch_calls``.
@@ -50,7 +50,7 @@ def is_watched() -> bool:
 
 def is_real(x: Tensor) -> bool:
     """Whether it is a tensor of its own: no subclass, and no batch of ``is_grads_batched``."""
-    return type(x) is Tensor and not _is_batch(x)
+    return type(x) is Tensor and not is_batch(x)
 
 
 def is_quiet() -> bool:

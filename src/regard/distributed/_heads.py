@@ -16,6 +16,7 @@ from regard._operator.attention import attention as attend
 from regard._weights.statistics import RowStatistics
 from regard._weights.written import Version
 from regard.distributed._layout import Layout, of_all_ranks
+from regard.distributed._peers import require_one
 from regard.distributed._sequence import Sequence, gradient_told, require_as_they_were
 
 HEADS = -3  # the axis
@@ -154,6 +155,7 @@ class _ToTokens(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        require_one("attention's gradient", grad)
         return _ToHeads.apply(grad, ctx.layout, ctx.known), None, None
 
 

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from regard._base.errors import ShapeError, a_type
 from regard._base.settings import counted
 from regard._weights.parts import int_of
-from regard.distributed._peers import Peers
+from regard.distributed._peers import Peers, require_one
 from regard.distributed._uncompiled import uncompiled
 
 Order = Literal["zigzag", "contiguous", "striped"]
@@ -240,6 +240,7 @@ class _Gather(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         layout, dim = ctx.layout, ctx.dim
+        require_one("Layout.gather", grad)
         others = layout.peers.others
         grad = grad.resolve_conj()
         own = _taken(grad, dim, layout.own).contiguous()

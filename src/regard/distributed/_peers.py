@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from regard._base.errors import UnsupportedError, a_type
-from regard._base.torch_state import is_recorded
+from regard._base.torch_state import is_batch, is_recorded
 
 Message = tuple[int, torch.Tensor]  # a rank of the group, and what it sends or gets
 _HEADER, _TEXT = 56, 4096  # bytes
@@ -231,6 +231,16 @@ class Peers:
             texts = self.all_gather(what, _bytes(_written(told), _TEXT, device))
             raise disagreement(what, [_read(x) for x in texts], error)
         return [(_number(one[8:16]), _number(one[16:24])) for one in found]
+
+
+def require_one(what: str, grad: torch.Tensor) -> None:
+    """Refuses a gradient that stands for several."""
+    if is_batch(grad):
+        raise UnsupportedError(
+            f"distributed.{what}: gradients of several outputs at once (is_grads_batched=True, as"
+            " jacobian(vectorize=True) asks for) cannot be sent between ranks; ask for one after"
+            " another."
+        )
 
 
 def _is_agents() -> bool:

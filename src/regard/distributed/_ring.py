@@ -15,6 +15,7 @@ from regard._operator.merging import merge
 from regard._operator.part_gradients import AttentionGradients, attention_gradients
 from regard._weights.statistics import RowStatistics
 from regard.distributed._layout import Piece
+from regard.distributed._peers import require_one
 from regard.distributed._sequence import Sequence, gradient_told, of_pairs, require_as_they_were
 from regard.distributed._visits import visit
 
@@ -61,6 +62,7 @@ def _saved(ctx: Any, grad: torch.Tensor) -> Any:
     """What the forward pass saved, once all ranks have it as it was."""
     error: Exception | None = None
     try:
+        require_one("attention's gradient", grad)
         if torch.is_grad_enabled():
             raise UnsupportedError(
                 "distributed.attention: a gradient by the ring has no second one (create_graph=True"
