@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -80,7 +81,7 @@ def test_a_driver_that_is_killed_takes_its_workers_along_and_the_next_goes_on(
     assert len(files(tmp_path)) < TEXTS + 1
     again = regard("survey", corpus, "-o", tmp_path, "--model", model, *SIZES, "--workers", 1)
     assert again.code == 0
-    assert f"of {TEXTS + 1} shards are there already" in again.err
+    assert re.search(f"of {TEXTS + 1} shards (is|are) there already", again.err)
     assert files(tmp_path) == files(done)
 
 
