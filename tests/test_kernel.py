@@ -628,6 +628,18 @@ def test_converted_keys_of_more_bytes_than_are_kept_are_those_of_the_matrix():
     np.testing.assert_allclose(found, exact, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.parametrize("width", [4, 8, 12, 20])  # of one bin or two, several are in step
+@pytest.mark.parametrize("bins", [1, 5, 9])
+def test_the_mass_of_bins_is_that_of_their_keys(width, bins):
+    random = np.random.default_rng(width + bins)
+    q, k = (random.standard_normal((2, n, 16), dtype=np.float32) for n in (30, width * bins))
+    found, expected = (
+        regard.AttentionWeights(q, k, backend=name).pool((5, bins), "mass")
+        for name in ("kernel", "reference")
+    )
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
 def test_the_mass_of_a_picture_has_the_logarithm_of_float32():
     """Next to float64 over the whole range: also of what is close to 1, tiny or 0."""
     q = torch.ones(1, 4000, 1)

@@ -31,6 +31,7 @@ STORE_GONE = (
 NOT_IN_IT = dist.GroupMember.NON_GROUP_MEMBER if dist.is_available() else None
 LINGER_SECONDS = 10  # that the store outlives its rank, for the others to learn which rank died
 _living: weakref.WeakSet[Peers] = weakref.WeakSet()
+# The numbers that the next calls of each group have.
 _calls: weakref.WeakKeyDictionary[Any, Iterator[int]] = weakref.WeakKeyDictionary()
 
 

@@ -242,7 +242,7 @@ def read(
 def _check(layout: Layout, name: str, x: Any) -> None:
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"distributed.attention: {name} is {a_type(x)}; a torch tensor is needed.")
-    require_dense(name, x)
+    require_dense(name, x, "distributed.attention")
     if x.ndim < 2:
         raise ShapeError(
             f"distributed.attention: {name} has {counted(x.ndim, 'axis', 'axes')};"
